@@ -1,6 +1,8 @@
-"""The verb `dart explore`: what was asked for, checked; the exploration; what it found.
+"""The command `dart explore`: it checks its options, explores, and prints a summary.
 
-run_explore   explores, prints what was found; returns the exit code
+run_explore   the command itself; returns the exit code
+env_of        the environments that the options name
+with_tree     environments with their accessibility tree
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from envs.contract.base import Task
 from envs.contract.elements import Explorable
 from envs.contract.registry import check_options, check_parts, load_suite, make_env, select_tasks
 
-SHOWN = 6  # words of the deny list, where it is not asked for
+MOST_WORDS = 6  # words of the deny list that are printed without --dry-run
 
 ENDS: Mapping[Stopped, str] = {
     "steps": "the steps are used up; --steps N goes on",
@@ -44,9 +46,9 @@ ENDS: Mapping[Stopped, str] = {
 
 
 def run_explore(options: ExploreOptions) -> int:
-    """Explore; returns the exit code.
+    """Explore, print a summary, and return the exit code.
 
-    Raises UserError for what cannot work, before anything starts; EnvError where no episode begins.
+    Raises UserError for options that cannot work, before anything starts, and EnvError if no episode begins.
     """
     env = env_of(options)
     tasks = _tasks(options, env)
@@ -92,7 +94,7 @@ def run_explore(options: ExploreOptions) -> int:
 def _explore(
     graph: Graph, plan: Plan, slots: int, env: EnvConfig, report: Callable[[Graph, Stopped], None]
 ) -> int:
-    """Explore and report; returns the exit code of a signal that stopped it, else 0."""
+    """Explore and report; return the exit code of a signal that stopped it, else 0."""
     waits = OpenWaits()
     with contextlib.ExitStack() as bars:
         left = max(0, plan.steps - graph.steps)
@@ -100,9 +102,11 @@ def _explore(
         exploration = Exploration(graph, plan, lambda note: advance(1, note))
         numbers = iter(range(slots))
         exploring = in_slots(
-            *(env, "explore", min(slots, max(1, left))),
-            lambda env_of_slot: exploration.explore(next(numbers), env_of_slot),
-            waits,
+            env,
+            "explore",
+            slots=min(slots, max(1, left)),
+            work=lambda slot_env: exploration.explore(next(numbers), slot_env),
+            waits=waits,
         )
 
         def report_stopped() -> None:
@@ -115,11 +119,11 @@ def _explore(
     return 0
 
 
-# --- what was asked for, checked ---------------------------------------------------------------
+# --- the options, checked ----------------------------------------------------------------------
 
 
 def env_of(options: ExploreOptions) -> EnvConfig:
-    """Return the environments: of a suite, or of a run's configuration. Raises UserError."""
+    """Return the settings of the environments: of a suite, or of a run's configuration. Raises UserError."""
     path = Path(options.target)
     if path.suffix == ".toml":
         if options.options:
@@ -140,7 +144,7 @@ def env_of(options: ExploreOptions) -> EnvConfig:
 
 
 def with_tree(env: EnvConfig) -> EnvConfig:
-    """Return the environments with their accessibility tree, where a suite reads it only if it is asked for."""
+    """Return the settings with the accessibility tree requested, if the suite gives one."""
     if "accessibility" not in getattr(load_suite(env.suite), "observes", ()):
         return env
     return env.model_copy(update={"observe": ["screenshot", "accessibility"]})
@@ -160,12 +164,12 @@ def _tasks(options: ExploreOptions, env: EnvConfig) -> list[Task]:
 
 
 def application_of(task: Task, app: str = "") -> str:
-    """Return the application that a task starts: what the suite says, or the task's id."""
+    """Return the application that a task starts: `app`, else the one that the suite names, else the task's id."""
     return app or str(task.params.get("application") or task.id)
 
 
 def _instances(options: ExploreOptions) -> range:
-    """Seeds of the instances that are explored."""
+    """Return the seeds of the instances that are explored."""
     return range(options.first_seed, options.first_seed + options.seeds)
 
 
@@ -188,7 +192,7 @@ def _settings(
 
 
 def _has_tree(env: EnvConfig) -> bool:
-    """Whether its environments tell elements; one is made for that, and starts nothing."""
+    """Return True if the environments report elements. It makes one to find out, which starts nothing."""
     instance = make_env(env.suite, observe=observed_kinds(env), **env.options)
     try:
         return isinstance(instance, Explorable)
@@ -196,7 +200,7 @@ def _has_tree(env: EnvConfig) -> bool:
         instance.close()
 
 
-# --- what is told ------------------------------------------------------------------------------
+# --- printed reports ---------------------------------------------------------------------------
 
 
 def _describe(
@@ -212,9 +216,11 @@ def _describe(
     some = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
     on = "its elements" if has_tree else "cells of a grid: the suite tells no elements"
     words = ", ".join(deny.words) or "nothing: the deny list is empty"
-    if len(deny.words) > SHOWN and not options.dry_run:
-        first = ", ".join(deny.words[:SHOWN])
-        words = f"what is named {first} and {len(deny.words) - SHOWN} more; --dry-run shows all"
+    if len(deny.words) > MOST_WORDS and not options.dry_run:
+        first = ", ".join(deny.words[:MOST_WORDS])
+        words = (
+            f"what is named {first} and {len(deny.words) - MOST_WORDS} more; --dry-run shows all"
+        )
     if not has_tree and deny.words:
         words = "nothing: a grid has no names that the deny list could see"
     lowest, *higher = _instances(options)

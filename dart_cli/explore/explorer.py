@@ -1,14 +1,14 @@
 """The exploration itself: slots that share one memory and one graph.
 
-    Plan          what is explored, and by which rules
-    StartPoint    what an episode is reset to
-    KindRates     what is expected of actions of a kind
-    Exploration   what the slots share; `explore` is the loop of one slot
+    Plan          the starts, the limits and the rules of an exploration
+    StartPoint    the task, seed and application of an episode
+    KindRates     how often actions of a kind led to another screen
+    Exploration   the state that the slots share; `explore` is the loop of one slot
 
-A slot resets its environment, and then takes step after step: the candidates of the screen, a choice, the
-action, the screen after it. Each step is filed before the next begins. It returns to a start after
-`plan.back_every` steps, after an error, and where nothing that was never tried can be reached from, as far as is
-known. All ends when the steps are used up, or when no known screen has anything left that was never tried.
+A slot resets its environment and then repeats: list the candidates of the screen, choose one, perform it, look at the
+screen after it. Each step is written to the graph before the next begins. The slot returns to a start after
+`plan.back_every` steps, after an error, and on a screen from which no untried action can be reached, as far as is
+known. The exploration ends when the steps are used up, or when no screen of the graph has an untried action.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ from envs.contract.elements import (
 logger = logging.getLogger(__name__)
 
 Stopped = Literal["steps", "frontier", "no_way", "interrupted"]
-"""Why it ended: its budget is used up; nothing is left that was never tried; what is left was not reached again; a signal."""
+"""Why an exploration ended: its steps are used up; nothing untried is left; what is left was not reached again; a
+signal."""
 
 MOST_BROKEN = 3  # episodes in a row that did not begin
 DEAD_END = 1e-6
-"""Of a screen's best value: nothing that was never tried can be reached from there, as far as is known."""
-LOOK_AGAIN_S = 30.0  # longest wait for another slot's step before it is asked for again
+"""The best value of a screen up to which no untried action can be reached from there, as far as is known."""
+LOOK_AGAIN_S = 30.0  # longest wait for another slot's step before checking again
 
 
 @dataclass(frozen=True)
 class StartPoint:
-    """What an episode is reset to."""
+    """The start of an episode."""
 
     task: Task
     seed: int
@@ -60,10 +61,10 @@ class StartPoint:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is explored, and by which rules."""
+    """The starts, the limits and the rules of an exploration."""
 
     starts: Sequence[StartPoint]
-    steps: int  # over all slots, with those of earlier starts
+    steps: int  # over all slots, including the steps of earlier runs
     back_every: int  # steps of an episode
     ranking: str  # of RANKINGS
     deny: DenyList
@@ -71,25 +72,25 @@ class Plan:
 
 
 class KindRates:
-    """How often actions of a kind led to another screen: what an explorer expects where it knows no better."""
+    """How often actions of a kind led to another screen, which is the prior value of an untried action."""
 
     def __init__(self) -> None:
         self._tried: Counter[tuple[str, str, str]] = Counter()
         self._moved: Counter[tuple[str, str, str]] = Counter()
 
     def add(self, edge: Edge, application: str) -> None:
-        """Count a step."""
+        """Count the outcome of a step."""
         kind = application, edge.element.role, edge.action
         self._tried[kind] += 1
         self._moved[kind] += edge.outcome == "moved"
 
     def rate(self, kind: tuple[str, str, str]) -> float:
-        """By Laplace's rule: one try that moved and one that did not are added."""
+        """Return the rate of a kind by Laplace's rule, which adds one try that moved and one that did not."""
         return (self._moved[kind] + 1) / (self._tried[kind] + 2)
 
 
 class Exploration:
-    """What the slots share. Lives in one event loop."""
+    """The state that the slots share, in one event loop."""
 
     def __init__(
         self,
@@ -97,30 +98,30 @@ class Exploration:
         plan: Plan,
         advance: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Goes on from what the graph has; `advance` is told after each step what was found."""
+        """Continue from the state of the graph. `advance` is called after each step with a note on the progress."""
         self.stop_reason: Stopped | None = None
         self._graph, self._plan = graph, plan
         self._advance = advance
         self._memory = Memory()
-        self._applications: dict[str, str] = {}  # of screens
+        self._applications: dict[str, str] = {}  # screen -> application
         self._of: dict[str, list[str]] = {}  # application -> screens
         self._kinds = KindRates()
         self._tried_at: dict[tuple[str, Move], int] = {}
         self._steps = graph.steps
-        self._running = 0  # steps under way
+        self._running = 0  # steps that have begun and not ended
         self._episodes = len(graph.starts())
         self._broken = 0  # episodes in a row that did not begin
         self._idle = 0  # episodes in a row without a step
-        self._news = asyncio.Event()  # set, and renewed, whenever a step ends
+        self._news = asyncio.Event()  # set, and replaced by a new one, whenever a step ends
         self._recall()
 
     @property
     def untried(self) -> int:
-        """What known screens offer and was never tried."""
+        """The number of untried actions on all screens of the graph."""
         return self._memory.untried()
 
     async def explore(self, slot: int, env: AsyncEnv) -> None:
-        """Episodes in one environment until all ends. Raises EnvError where none begins."""
+        """Play episodes in one environment until the exploration ends. Raises EnvError if no episode begins."""
         while (start := await self._next_start()) is not None:
             await self._episode(slot, env, start)
 
@@ -165,7 +166,7 @@ class Exploration:
     async def _step(
         self, env: AsyncEnv, start: Start, sight: Sight, candidates: list[Candidate]
     ) -> Sight | None:
-        """One step, filed; the screen after it, or None where the environment broke."""
+        """Take one step and write it to the graph; return the screen after it, or None if the environment broke."""
         screen = _id(sight)
         choice, text = self._choose(sight, candidates)
         element, operation = choice.element, choice.operation
@@ -178,7 +179,7 @@ class Exploration:
         except EnvError as error:
             detail = str(error)
         finally:
-            # Also where this is cancelled: the action is no longer under way.
+            # Also if this task is cancelled, since the action has then ended too.
             destination = None if after is None or _id(after) == screen else _id(after)
             self._memory.end(screen, choice.move, destination)
         edge = self._graph.add_edge(
@@ -198,7 +199,7 @@ class Exploration:
         return after
 
     def _file(self, edge: Edge, after: Sight | None) -> None:
-        """Remember a step that is in the graph."""
+        """Add a step of the graph to the memory."""
         self._steps = max(self._steps, edge.step)
         if edge.after is not None and after is not None:
             self._see(edge.after, after)
@@ -228,7 +229,7 @@ class Exploration:
     # --- what to do ----------------------------------------------------------------------------
 
     def _choose(self, sight: Sight, candidates: list[Candidate]) -> tuple[Candidate, str]:
-        """Return what is done, and what is typed."""
+        """Return the chosen action, and the text to type."""
         rng = Random(f"{self._plan.seed}/{self._steps + self._running}")  # noqa: S311 - repeatable
         if self._plan.ranking == "q":
             priors = {
@@ -241,7 +242,7 @@ class Exploration:
         return choice, text_for(candidates, rng) if choice.operation == "type" else ""
 
     def _candidates(self, sight: Sight) -> list[Candidate]:
-        """Return what may be done on a screen, with what is known of it."""
+        """Return the allowed actions of a screen, with their values and earlier tries."""
         screen = _id(sight)
         allowed = self._allowed(sight.elements)
         values = dict(zip(allowed, self._memory.values(screen), strict=True))
@@ -268,7 +269,7 @@ class Exploration:
     # --- whether to go on ----------------------------------------------------------------------
 
     async def _next_start(self) -> StartPoint | None:
-        """Where the next episode begins; None at the end."""
+        """Return the start of the next episode; None once the exploration has ended."""
         if not await self._may_go_on():
             return None
         if self._idle > 2 * len(self._plan.starts) + MOST_BROKEN:
@@ -279,7 +280,7 @@ class Exploration:
         return starts[(self._episodes - 1) % len(starts)]
 
     async def _may_go_on(self, application: str = "") -> bool:
-        """Whether there is a step left to take, in this application or in any; waits for those under way."""
+        """Return True if a step is left to take, in this application or in any. Waits for steps that have not ended."""
         while self.stop_reason is None:
             if self._steps + self._running < self._plan.steps:
                 if application and self._is_open(application):
@@ -298,12 +299,12 @@ class Exploration:
         return False
 
     def _is_open(self, application: str) -> bool:
-        """Whether something of it was never tried, or it was never seen."""
+        """Return True if the application has an untried action, or was never seen."""
         screens = self._of.get(application)
         return screens is None or self._memory.untried(screens) > 0
 
     def _is_dead_end(self, candidates: Sequence[Candidate]) -> bool:
-        """Whether Q knows that nothing untried is ahead; the others know no such thing."""
+        """Return True if by Q no untried action can be reached; other choosers never tell."""
         return (
             self._plan.ranking == "q"
             and max(candidate.value for candidate in candidates) <= DEAD_END
@@ -322,10 +323,10 @@ class Exploration:
         self._news.set()
         self._news = asyncio.Event()
 
-    # --- what is remembered --------------------------------------------------------------------
+    # --- the memory ----------------------------------------------------------------------------
 
     def _recall(self) -> None:
-        """Remember what the graph has."""
+        """Fill the memory from the graph."""
         for screen in self._graph.screens():
             self._see(screen.id, screen)
         for edge in self._graph.edges():
@@ -357,16 +358,25 @@ def _kind(application: str, candidate: Candidate) -> tuple[str, str, str]:
 async def _look(
     env: AsyncEnv, observation: Observation, application: str, *, has_ended: bool = False
 ) -> Sight:
-    """Return what is on the screen; cells of a grid where the environment cannot tell."""
+    """Return the present screen; its elements are the cells of a grid if the environment reports none."""
     looked = await env.look()
-    picture = observation.screenshot, observation.width, observation.height
     if looked is None:
-        cells = tuple(grid_elements(observation.width, observation.height))
-        return Sight(
-            application, grid_state(observation), cells, *picture, has_ended, has_tree=False
+        state, elements = (
+            grid_state(observation),
+            grid_elements(observation.width, observation.height),
         )
-    state, elements = looked
-    return Sight(application, state, tuple(elements), *picture, has_ended)
+    else:
+        state, elements = looked
+    return Sight(
+        application,
+        state,
+        tuple(elements),
+        observation.screenshot,
+        observation.width,
+        observation.height,
+        has_ended=has_ended,
+        has_tree=looked is not None,
+    )
 
 
 async def _perform(env: AsyncEnv, element: Element, operation: Operation, text: str) -> StepResult:
@@ -380,7 +390,7 @@ async def _perform(env: AsyncEnv, element: Element, operation: Operation, text: 
 
 
 def _what_changed(before: Sight, after: Sight) -> str:
-    """Of a step that did not leave its screen, in words; else nothing."""
+    """Return a note on a step that stayed on its screen; empty if it led to another."""
     if _id(before) != _id(after):
         return ""
     return (

@@ -1,7 +1,7 @@
 """The numbers of an exploration: how many screens it found, by how many steps, and how many did nothing.
 
-summary      the JSON line of `dart explore`: screens, depth, no-op rate, by application
-curve        distinct screens after each step
+summary   the JSON line of `dart explore`: screens, depth, no-op rate, also by application
+curve     the number of distinct screens after each step
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dart_cli.explore.graph import Edge, GraphReader, Screen
 
 
 def summary(graph: GraphReader) -> dict[str, Any]:
-    """Of the whole exploration, over all starts. Screens where an episode ended are counted apart."""
+    """Return the numbers of the whole exploration. Screens where an episode ended are counted separately."""
     screens, edges, settings = graph.screens(), graph.edges(), graph.settings()
     totals = _numbers(screens, edges)
     by_id = {screen.id: screen.application for screen in screens}
@@ -51,13 +51,13 @@ def _numbers(screens: Sequence[Screen], edges: Sequence[Edge]) -> dict[str, Any]
 
 
 def _left_alone(screens: Sequence[Screen], deny: DenyList) -> dict[str, int]:
-    """Word of the deny list -> elements of found screens that it kept from being tried."""
+    """Return for each word of the deny list the number of elements that were left alone because of it."""
     words = (deny.word_of(element) for screen in screens for element in screen.elements)
     return dict(Counter(word for word in words if word).most_common())
 
 
 def curve(screens: Sequence[Screen], steps: int) -> list[int]:
-    """Distinct screens after 0, 1, ..., `steps` steps; ends are none."""
+    """Return the number of distinct screens after 0, 1, ..., `steps` steps, without ends of episodes."""
     first_visits = Counter(screen.first_step for screen in screens if not screen.has_ended)
     counted, curve = 0, []
     for step in range(steps + 1):

@@ -11,13 +11,16 @@ import typer
 from dart_cli.runtime.options import DryRun, EnvOptions, Overrides, check_folder
 
 TestShare = Annotated[
-    float, typer.Option(min=0, max=0.9, help="Share of the screens that are held out whole.")
+    float,
+    typer.Option(
+        min=0, max=0.9, help="Share of the screens that are held out with all their rows or tasks."
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class ExploreOptions:
-    """What is explored, and how."""
+    """The options of `dart explore`."""
 
     target: Annotated[
         str,
@@ -30,7 +33,9 @@ class ExploreOptions:
     out: Annotated[
         Path,
         typer.Option(
-            metavar="FOLDER", callback=check_folder, help="The graph; one that is there goes on."
+            metavar="FOLDER",
+            callback=check_folder,
+            help="The folder of the graph; an existing one is continued.",
         ),
     ]
     tasks: Annotated[
@@ -46,82 +51,87 @@ class ExploreOptions:
         str,
         typer.Option(
             metavar="NAME",
-            help="All these tasks start this one application, so that they share what is known of it; "
-            "default what the suite says, else each task is one.",
+            help="The one application that all these tasks start, so that they share its screens; "
+            "default: what the suite names, else each task is its own application.",
         ),
     ] = ""
     steps: Annotated[
-        int, typer.Option(min=1, help="Over all slots, those of earlier starts included.")
+        int, typer.Option(min=1, help="Steps over all slots, including those of earlier runs.")
     ] = 400
     slots: Annotated[int, typer.Option(min=1, max=256, help="Environments at once.")] = 1
     chooser: Annotated[
         Literal["count", "q", "recency", "random"],
         typer.Option(
-            help="count: what was tried least on this screen; q: GUI-Bee's Q-ICRL, by the value of what may be "
-            "ahead. Controls: recency: what was not tried lately; random: anything."
+            help="count: the action tried least on this screen; q: GUI-Bee's Q-ICRL, by the value of what may "
+            "follow. Controls: recency: an action not tried recently; random: any action."
         ),
     ] = "count"
     seeds: Annotated[
         int, typer.Option(min=1, help="Instances of each task: --first-seed and those after it.")
     ] = 1
-    first_seed: Annotated[int, typer.Option(min=0, help="Of the instances.")] = 0
+    first_seed: Annotated[int, typer.Option(min=0, help="Seed of the first instance.")] = 0
     back_every: Annotated[
         int, typer.Option(min=1, help="Steps after which a slot returns to a start.")
     ] = 40
     deny: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="WORD", help="Leave alone what has this in its name, too; may be given again."
+            metavar="WORD",
+            help="Also leave elements alone that have this word in their name; may be given again.",
         ),
     ] = None
     allow: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="WORD", help="Take a word off the deny list, or all; may be given again."
+            metavar="WORD", help="Remove a word from the deny list, or `all`; may be given again."
         ),
     ] = None
     options: EnvOptions = None
     overrides: Overrides = None
     isolate: Annotated[
-        bool, typer.Option("--isolate", help="Each environment in a process of its own.")
+        bool, typer.Option("--isolate", help="Run each environment in its own process.")
     ] = False
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random choices.")] = 0
     dry_run: DryRun = False
 
 
 @dataclass(frozen=True)
 class RowOptions:
-    """Which grounding rows are written."""
+    """The options of `dart explore rows`."""
 
     kinds: Annotated[
         str,
         typer.Option(
             metavar="NAMES",
-            help="Queries: descriptive (name the element), outcome (name what follows), or both with a comma.",
+            help="Kinds of queries: descriptive (name the element), outcome (name what follows), or both with a comma.",
         ),
     ] = "descriptive,outcome"
     test_share: TestShare = 0.2
     per_element: Annotated[
-        int, typer.Option(min=0, help="Rows of a kind that name one element; 0 for no cap.")
+        int, typer.Option(min=0, help="Most rows of a kind that name one element; 0 for no limit.")
     ] = 4
     per_screen: Annotated[
-        int, typer.Option(min=0, help="Rows of a kind of one screen; 0 for no cap.")
+        int, typer.Option(min=0, help="Most rows of a kind on one screen; 0 for no limit.")
     ] = 16
     tried_only: Annotated[
         bool, typer.Option("--tried-only", help="Leave out elements that were not tried.")
     ] = False
-    limit: Annotated[int, typer.Option(min=0, help="Rows for training; 0 for all.")] = 0
-    seed: Annotated[int, typer.Option(min=0, help="Which rows, where there are more.")] = 0
+    limit: Annotated[int, typer.Option(min=0, help="Most rows for training; 0 for all.")] = 0
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed by which rows are chosen if there are more.")
+    ] = 0
 
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """Which tasks are written, and how they are tried."""
+    """The options of `dart explore tasks`."""
 
-    longest: Annotated[int, typer.Option(min=1, help="Steps of a path, at most.")] = 12
+    longest: Annotated[int, typer.Option(min=1, help="Most steps of a path.")] = 12
     seeds: Annotated[
         int, typer.Option(min=1, help="Instances of a start on which each path is tried.")
     ] = 4
     heldout_share: TestShare = 0.2
-    limit: Annotated[int, typer.Option(min=0, help="Tasks, the shortest first; 0 for all.")] = 0
+    limit: Annotated[
+        int, typer.Option(min=0, help="Most tasks, the shortest first; 0 for all.")
+    ] = 0
     slots: Annotated[int, typer.Option(min=1, max=256, help="Environments at once.")] = 1

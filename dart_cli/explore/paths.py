@@ -14,7 +14,7 @@ from dart_cli.explore.graph import Edge
 
 
 def tried(edges: Iterable[Edge]) -> dict[tuple[str, str, str], list[Edge]]:
-    """Return the steps of each key (screen, place, action), in their order."""
+    """Return the steps by key (screen, place, action), each list in their order."""
     steps_of: dict[tuple[str, str, str], list[Edge]] = defaultdict(list)
     for edge in edges:
         steps_of[edge.key].append(edge)
@@ -22,7 +22,7 @@ def tried(edges: Iterable[Edge]) -> dict[tuple[str, str, str], list[Edge]]:
 
 
 def steady(edges: Iterable[Edge]) -> dict[str, list[Edge]]:
-    """Of each key whose steps all led to the same other screen, the first one; by screen."""
+    """Return, by screen, the first step of each key whose steps all led to the same other screen."""
     first_steps: dict[str, list[Edge]] = defaultdict(list)
     for same in tried(edges).values():
         if same[0].outcome == "moved" and len({edge.after for edge in same}) == 1:
@@ -31,7 +31,7 @@ def steady(edges: Iterable[Edge]) -> dict[str, list[Edge]]:
 
 
 def paths_from(start: str, steps: Mapping[str, Sequence[Edge]]) -> dict[str, list[Edge]]:
-    """Return the shortest path to each screen but the start; of several the one that was found first."""
+    """Return the shortest path from `start` to each other screen; of several the one found first."""
     paths: dict[str, list[Edge]] = {start: []}
     waiting = deque([start])
     while waiting:

@@ -1,16 +1,17 @@
-"""Grounding rows from an exploration: what is asked, on which screenshot, and the box that answers it.
+"""Grounding rows from an exploration: a query, a screenshot, and the box that answers the query.
 
-    make_rows     writes them: the `dart explore rows` verb
-    rows_of       the rows of a graph, each with its split, and what was left out and why
-    is_held_out   whether a screen is one of the test split's
-    KINDS         kinds of queries
-    row_of        one row of such a set; clear: the targets of a screen that can be asked for
+    make_rows     the command `dart explore rows`: writes the rows of a graph
+    rows_of       the rows of a graph, each with its split, and the reasons for what was left out
+    is_held_out   True if a screen is in the test split
+    KINDS         the kinds of queries
+    row_of        one row in ScreenSpot's layout
+    clear         the targets of a screen that an instruction can name alone
 
-OUT/train and OUT/test are sets of ScreenSpot's layout with keys of ours, `query` among them. OUT/set.json tells
-what was written.
+OUT/train and OUT/test are sets in ScreenSpot's layout with additional keys, such as `query`. OUT/set.json has the
+numbers of rows.
 
-A screen is in one split with all its rows. Which one follows from its id alone, so that a longer
-exploration never moves a screen from one split to the other.
+A screen is in one split with all its rows. The split follows from the screen's id alone, so that a longer
+exploration never moves a screen to the other split.
 """
 
 from __future__ import annotations
@@ -52,16 +53,16 @@ class Row:
 
 @dataclass
 class Rows:
-    """What a graph gives."""
+    """The rows of a graph, and what was left out."""
 
     rows: list[Row] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)  # reason -> queries
 
 
 def make_rows(graph: GraphReader, out: Path, options: RowOptions) -> dict[str, Any]:
-    """Write the rows of a graph; what was written.
+    """Write the rows of a graph, and return the numbers of rows.
 
-    Raises UserError for a folder with something in it or a graph without rows.
+    Raises UserError if the folder is not empty or the graph gives no rows.
     """
     refuse_filled(out)
     result = rows_of(graph, options)
@@ -91,7 +92,7 @@ def make_rows(graph: GraphReader, out: Path, options: RowOptions) -> dict[str, A
 
 
 def kinds_of(text: str) -> tuple[Kind, ...]:
-    """Kinds of queries by their names with commas. Raises UserError."""
+    """Return the kinds of queries in a text of their names with commas. Raises UserError."""
     kinds = [kind for kind in KINDS if kind in text.split(",")]
     if not kinds or len(kinds) != len(text.split(",")):
         raise UserError(f"--kinds {text}: want some of {', '.join(KINDS)}, with commas")
@@ -99,7 +100,7 @@ def kinds_of(text: str) -> tuple[Kind, ...]:
 
 
 def rows_of(graph: GraphReader, options: RowOptions) -> Rows:
-    """Return the rows of a graph; the same graph and options give the same rows."""
+    """Return the rows of a graph. The same graph and options always give the same rows."""
     result, kinds = Rows(), kinds_of(options.kinds)
     screens = {screen.id: screen for screen in graph.screens()}
     edges: dict[str, list[Edge]] = defaultdict(list)
@@ -114,14 +115,14 @@ def rows_of(graph: GraphReader, options: RowOptions) -> Rows:
             candidates += _descriptive(screen, split, here, options, result.left_out)
         if "outcome" in kinds:
             candidates += _outcomes(screen, split, here, screens, names, result.left_out)
-    # So that caps and limit keep some of all screens, and of a longer exploration mostly the same.
+    # In this order, caps and limit keep some rows of all screens, and mostly the same ones in a longer exploration.
     candidates.sort(key=lambda row: _digest(f"{options.seed}/{row.screen.id}/{row.query}"))
     result.rows = list(_capped(_apart(candidates, result.left_out), options, result.left_out))
     return result
 
 
 def is_held_out(screen: str, share: float) -> bool:
-    """Whether a screen is in the test split, of which `share` of all screens are."""
+    """Return True if a screen is in the test split, which has `share` of all screens."""
     return _digest(f"held out/{screen}") < share * 2**64
 
 
@@ -131,7 +132,7 @@ def is_held_out(screen: str, share: float) -> bool:
 def _descriptive(
     screen: Screen, split: Split, edges: Sequence[Edge], options: RowOptions, left_out: Counter[str]
 ) -> Iterator[Row]:
-    """Yield a row for each element of the screen that a phrase names alone."""
+    """Yield a row for each element that a phrase names alone on its screen."""
     ways = {element.place: descriptive(element) for element in screen.elements}
     count = Counter(phrase for phrases in ways.values() for phrase in phrases)
     outcomes: dict[str, set[str]] = defaultdict(set)
@@ -166,7 +167,7 @@ def _outcomes(
     names: _Names,
     left_out: Counter[str],
 ) -> Iterator[Row]:
-    """Yield a row for each click that always led to the same other screen, if a query names it alone."""
+    """Yield a row for each click that always led to the same other screen, if its query fits no other element."""
     tries: dict[tuple[str, str], list[Edge]] = defaultdict(list)
     for edge in edges:
         if edge.action in ("click", "double_click"):
@@ -182,7 +183,7 @@ def _outcomes(
             left_out["leads to several screens"] += 1
             continue
         after = screens[str(moved[0].after)]
-        # Of the try that showed the same two pictures as the screens' first visits, if there is one.
+        # Take the try with the same two pictures as the first visits of the screens, if there is one.
         best = min(moved, key=lambda edge: (_strange(edge, screen, after), edge.step))
         whole = not _strange(best, screen, after)
         query = outcome(
@@ -208,7 +209,7 @@ def _outcomes(
 
 
 class _Names:
-    """Names that are known: all of a screen's first visit, and of other pictures those of what was tried."""
+    """The known names: all those of a screen's first visit, and those of the tried elements on other pictures."""
 
     def __init__(self, screens: Iterable[Screen], edges: Mapping[str, Sequence[Edge]]) -> None:
         self._on: dict[str, dict[str, None]] = defaultdict(dict)
@@ -221,21 +222,21 @@ class _Names:
                 self._on[shot][name] = self._ever[screen.id][name] = None
 
     def on(self, screenshot: str) -> list[str]:
-        """Names known to be on a picture."""
+        """Return the names that are known to be on a picture."""
         return list(self._on[screenshot])
 
     def ever(self, screen: str) -> list[str]:
-        """Names that some visit of a screen had."""
+        """Return the names that the screen had on some visit."""
         return list(self._ever[screen])
 
 
 def _strange(edge: Edge, before: Screen, after: Screen) -> int:
-    """How many of the two pictures of an edge differ from those of the screens' first visits."""
+    """Return how many of the two pictures of a step differ from those of the screens' first visits."""
     return (edge.shot_before != before.screenshot) + (edge.shot_after != after.screenshot)
 
 
 def _whole(row: Row, left_out: Counter[str]) -> Iterator[Row]:
-    """Yield the row, if its box is large enough and wholly on the screen."""
+    """Yield the row if its box is large enough and completely on the screen."""
     if clear([_target(row)], row.screen.width, row.screen.height):
         yield row
     else:
@@ -243,7 +244,7 @@ def _whole(row: Row, left_out: Counter[str]) -> Iterator[Row]:
 
 
 def _apart(rows: Sequence[Row], left_out: Counter[str]) -> Iterator[Row]:
-    """Yield the rows without those for training on a picture that the test split has, and without repeats."""
+    """Yield the rows without repeats, and without training rows on a picture of the test split."""
     held_out = {row.screenshot for row in rows if row.split == "test"}
     queries: set[tuple[str, str]] = set()
     for row in rows:
@@ -276,23 +277,23 @@ def _capped(rows: Iterator[Row], options: RowOptions, left_out: Counter[str]) ->
 
 
 def _digest(text: str) -> int:
-    """64 bits."""
+    """Return a digest of a text as a number of 64 bits."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
 # --- rows in ScreenSpot's layout --------------------------------------------------------------
 
 LEAST_SIDE = 5.0
-"""Pixels; smaller targets are left out."""
+"""Least width and height of a target, in pixels."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One widget that can be asked for."""
+    """A widget with the instruction that names it."""
 
     instruction: str
     box: tuple[float, float, float, float]  # left, top, right, bottom; pixels of the screenshot
-    has_text: bool  # whether a text is on it
+    has_text: bool  # whether it shows a text
 
 
 def row_of(
@@ -303,7 +304,7 @@ def row_of(
     size: tuple[int, int],
     screen_id: str,
 ) -> dict[str, Any]:
-    """Return a row of ScreenSpot's layout with our keys; `image` is a file of screenspot_imgs."""
+    """Return a row of ScreenSpot's layout with additional keys; `image` is a file in screenspot_imgs."""
     left, top, right, bottom = target.box
     return {
         "img_filename": image,
@@ -319,7 +320,7 @@ def row_of(
 
 
 def clear(targets: Sequence[Target], width: int, height: int) -> list[Target]:
-    """Those that an instruction names alone, and that are wholly on a screen of this size."""
+    """Return the targets whose instruction is unique and that are large enough and completely on the screen."""
     count = Counter(target.instruction for target in targets)
 
     def fits(box: tuple[float, float, float, float]) -> bool:
@@ -338,7 +339,7 @@ def _target(row: Row) -> Target:
 
 
 def _write(graph: GraphReader, folder: Path, suite: str, rows: Sequence[Row]) -> None:
-    """Write a set of ScreenSpot's layout."""
+    """Write the rows and their screenshots as a set in ScreenSpot's layout."""
     images = folder / "screenspot_imgs"
     images.mkdir(parents=True)
     listed = []
@@ -356,4 +357,4 @@ def _write(graph: GraphReader, folder: Path, suite: str, rows: Sequence[Row]) ->
 
 
 _GROUPS = {"android": "mobile", "miniwob": "web"}
-"""ScreenSpot's name for a suite's screens, where it is not desktop."""
+"""Suite -> ScreenSpot's group of its screens; all others are `desktop`."""

@@ -1,13 +1,13 @@
-"""Tasks from an exploration: reach a screen from the start, judged by the environment's own state.
+"""Tasks from an exploration: reach a screen from a start, which the environment's own state confirms.
 
-    make_tasks     writes them: the `dart explore tasks` verb
-    candidates     a task for each screen that is reached by steps which always led to the same screen
-    replayed       the seeds on which each task of a suite can be replayed
-    goals_of       what can be asked for, and which screens it is true of
+    make_tasks   the command `dart explore tasks`: writes the tasks of a graph
+    candidates   a task for each screen that is reached by steps which always led to the same screen
+    replayed     the seeds on which each task of a suite can be replayed
+    goals_of     the possible goals of a screen, and the screens that fulfil each
 
-Every candidate is replayed before it is written, by the place of each step and with the deadlines of a
-run. Seeds of its start on which the path does not lead to the screen are dropped; so is a task that
-keeps none, or that waiting or a claim would pass.
+Every candidate is replayed before it is written, by the place of each step and with the deadlines of a run. Seeds
+on which the path does not lead to the screen are dropped. A task is dropped if no seed is left, or if doing nothing
+or only claiming success passes it.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from envs.suites.explored.tasks import (
 )
 
 MOST_NAMES = 2
-"""Names by which a goal tells a screen, at most."""
+"""The number of names in a goal, at most."""
 CLAIMS: tuple[Probe, ...] = ("nothing", "done")
-"""Agents that must not pass a task."""
+"""Probes that must not pass a task."""
 
 
 def make_tasks(graph: GraphReader, out: Path, options: TaskOptions) -> dict[str, Any]:
-    """Write the tasks of a graph that can be replayed; what was written and what was left out.
+    """Write the tasks of a graph that can be replayed; return numbers of what was written and left out.
 
-    Raises UserError where no task is left, TaskError, MissingPartError where the suite cannot be played.
+    Raises UserError if no task is left, and TaskError or MissingPartError if the suite cannot be played.
     """
     settings = graph.settings()
     drafts, left_out = candidates(graph, options)
@@ -103,7 +103,7 @@ def make_tasks(graph: GraphReader, out: Path, options: TaskOptions) -> dict[str,
 def candidates(
     graph: GraphReader, options: TaskOptions
 ) -> tuple[list[ExploredTask], list[LeftOut]]:
-    """Return a task for each screen whose goal no nearer one has, the shortest path first; and the other screens."""
+    """Return a task for each screen with a goal that no nearer screen fulfils, shortest path first; and the rest."""
     screens = {screen.id: screen for screen in graph.screens()}
     steps = steady(graph.edges())
     best: dict[str, tuple[Start, list[Edge]]] = {}
@@ -123,7 +123,7 @@ def candidates(
     goals: set[tuple[str, str]] = set()
 
     def is_new(goal: Goal, screen: Screen) -> bool:
-        """Whether no task has it yet, and no nearer screen reaches it."""
+        """Return True if no other task has this goal and no nearer screen fulfils it."""
         nearer = [other for other in goal.screens if other.id in best and other.id != screen.id]
         own = len(best[screen.id][1])
         return (screen.application, goal.text) not in goals and all(
@@ -163,22 +163,21 @@ def candidates(
 
 @dataclass(frozen=True)
 class Goal:
-    """What is asked for, and which screens it is true of."""
+    """A goal in words, and the screens that fulfil it."""
 
     text: str
     screens: tuple[Screen, ...]
-    shows: tuple[str, ...] = ()  # names that it tells
-    steps: bool = False  # it is told by the steps
+    shows: tuple[str, ...] = ()  # names of elements in the text
+    steps: bool = False  # whether the text describes the steps
 
 
 def goals_of(
     screen: Screen, start: Screen, all_screens: Iterable[Screen], path: Sequence[Edge]
 ) -> list[Goal]:
-    """Goals that are reached on `screen` and not at the start, the best first; none where nothing tells them apart.
+    """Return the goals that `screen` fulfils and the start does not, best first; none if nothing tells them apart.
 
-    Best are those that no other of the `known` screens of the application fits: by its title, else by what
-    can be used there. Then those of several screens with the same title or name, each of which will do. Last
-    the steps in words.
+    First come goals that only this one of `all_screens` fulfils, by its title or by names of its elements, then goals
+    that several screens fulfil, each of which passes. The last one is the steps in words.
     """
     apart = [
         other
@@ -257,7 +256,7 @@ def _task(
 async def replayed(
     suite: str, options: TaskOptions, advance: Advance, waits: OpenWaits | None = None
 ) -> dict[str, tuple[list[int], str]]:
-    """Task -> the seeds on which its path leads to its screen; and, where there is none, why."""
+    """Return for each task the seeds on which its path leads to its screen; if there are none, also the reason."""
     explored: Any = load_suite(suite)
     waiting = deque(explored.tasks.values())
     explored_tasks = {task.id: task for task in explored.file.tasks}
@@ -279,7 +278,7 @@ def _say_stopped(out: Path) -> None:
 
 
 async def _tried(env: AsyncEnv, task: Task, explored: ExploredTask) -> tuple[list[int], str]:
-    """Return the seeds on which the task's path leads to a screen that its instruction is true of."""
+    """Return the seeds on which the task's path leads to a screen that fulfils its instruction, and the reason if none."""
     seeds, why = [], ""
     for place, seed in enumerate(explored.seeds):
         episode = await play_probe(env, task, place, "oracle")

@@ -112,8 +112,14 @@ class BrowserHost:
                 self._spare.remove(page)
         for page in broken:
             page.close()
-        how = self._scale, self._encoding, self._deadline_s, self._size
-        return page or TaskPage(browser, folder, *how)
+        return page or TaskPage(
+            browser,
+            folder,
+            scale=self._scale,
+            encoding=self._encoding,
+            deadline_s=self._deadline_s,
+            size=self._size,
+        )
 
     def give_back(self, page: TaskPage) -> None:
         """Keep an intact page loaded for the next episode of its task."""
