@@ -150,7 +150,9 @@ def measure_stages(
             scene = scene_of(rng, ui)
             app = App(ui, scene.layers)
             book = clock if warm else CpuTimer()
-            while not scene.over and not (scene.ends_at_goal and scene.judge().outcome == "pass"):
+            while not scene.over and not (
+                scene.ends_at_goal and scene.evaluate().outcome == "pass"
+            ):
                 action = scene.solve(app)
                 if isinstance(action, Done):
                     break

@@ -1,4 +1,4 @@
-"""An environment of your own, whole: a list of guests; remove the one that is named, and confirm it.
+"""A complete environment: a list of guests. The task is to remove the named guest, and to confirm it.
 
 `dart up docs/examples/guests.toml` trains `builtin:small`, a model that reads, on it. From here to a policy for
 your application: docs/your-application.md.
@@ -9,8 +9,7 @@ import random
 
 from PIL import Image, ImageDraw, ImageFont
 
-from envs.contract.actions import Click
-from envs.contract.base import Observation, Task, Verdict, task_of
+from envs import Click, Observation, Task, Verdict, task_of
 
 NAMES = "Anna Boris Clara David Elena Felix Greta Hugo Irene Jonas Kira Lukas Maria Nils Olga Peter".split()
 ANSWERS = [("Yes", "No"), ("Remove", "Keep"), ("OK", "Cancel")]
@@ -28,11 +27,8 @@ class GuestsEnv:
         self.goal = rng.choice(self.guests)
         self.yes, self.no = rng.choice(ANSWERS)
         self.buttons = rng.sample([self.yes, self.no], k=2)  # left, right
-        self.candidate, self.removed, self.steps = (
-            None,
-            None,
-            0,
-        )  # who the dialog is about; who is off
+        self.candidate = None  # the guest in the dialog
+        self.removed, self.steps = None, 0
         self.max_steps = task.max_steps
         return self._look(), {"instruction": task.instruction.format(name=self.goal)}
 
@@ -54,7 +50,7 @@ class GuestsEnv:
         return Verdict("pass" if passed else "fail", f"removed {self.removed}, not {self.goal}")
 
     def oracle_action(self):
-        """Return the next right action. Optional: `dart env check` and `dart data collect` play it."""
+        """Return the next action of a solution. Optional: `dart env check` and `dart data collect` play it."""
         if self.candidate is None:
             return Click(x=SIDE // 2, y=7 + ROW * self.guests.index(self.goal) + ROW // 2)
         return Click(x=32 + 63 * self.buttons.index(self.yes), y=84)
@@ -80,7 +76,7 @@ class GuestsEnv:
 
 
 class GuestsSuite:
-    """What `env.suite` names: tasks by id, and a way to make the environment."""
+    """The suite, which `env.suite` names: its tasks by id, and a method that makes the environment."""
 
     name = "guests"
     tasks = {"guests/remove": Task("guests/remove", name, 'remove "{name}"', max_steps=4)}

@@ -1,4 +1,4 @@
-"""EmbeddedEnv: scenes behind the GuiEnv contract; and what an explorer reads of a screen, its layers as nodes."""
+"""EmbeddedEnv: scenes behind the GuiEnv contract, and the layers of a screen as nodes for an explorer."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SOLVE_LIMIT = 100  # steps after which a task counts as unsolvable
 class EmbeddedEnv:
     """Plays the scenes of one suite at one size. See envs.contract.base.GuiEnv for the contract.
 
-    `info` of reset holds `instruction`, `need` (steps of a shortest solution) and `max_steps`
-    (steps after which this instance is truncated); `info` of a last step holds `verdict`.
+    The info of `reset` has `instruction`, `need` (steps of a shortest solution) and `max_steps` (steps after
+    which this instance is truncated); the info of the last step has `verdict`.
     """
 
     def __init__(
@@ -45,10 +45,9 @@ class EmbeddedEnv:
         slack: int = 2,
         themes: tuple[Theme, ...] = THEMES,
     ) -> None:
-        """`design` is the smallest size that the scenes are laid out for, at scale 1.
+        """Make an environment; `design` is the smallest size for which the scenes are laid out, at scale 1.
 
-        `slack` is how many steps beyond `need` an instance allows. Raises TaskError for an
-        invalid size, encoding or slack.
+        An instance allows `slack` steps beyond `need`. Raises TaskError for an invalid size, encoding or slack.
         """
         width, height = size
         if not (32 <= width <= MAX_SIDE and 32 <= height <= MAX_SIDE):
@@ -77,7 +76,7 @@ class EmbeddedEnv:
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start `options["task"]`, a Task of this suite or its id, from `seed` (else any)."""
+        """Start `options["task"]`, a Task of this suite or its id, from `seed` (default: any)."""
         task = task_of(options, self._tasks, self._suite)
         seed = self._fresh_seeds.randrange(2**31) if seed is None else seed
         need = self._need(task, seed)
@@ -116,28 +115,28 @@ class EmbeddedEnv:
         return self._observe(), reward, terminated, truncated, info
 
     def evaluate(self) -> Verdict:
-        """Judge the present state; a judge that breaks makes the verdict invalid."""
+        """Return the scene's verdict on the present state; invalid if its evaluator fails."""
         scene, _ = self._playing()
         try:
-            return scene.judge()
+            return scene.evaluate()
         except Exception as error:  # noqa: BLE001 - whatever broke is not the policy's fault
             return Verdict("invalid", f"the evaluator broke: {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Nothing outlives the object; may be called twice."""
+        """Forget the episode; may be called twice."""
         self._scene = self._app = None
         self._has_ended = True
 
     def widgets(self) -> list[WidgetInfo]:
-        """Widgets that can be seen and reached on the present screen."""
+        """Return the widgets that can be seen and reached on the present screen."""
         return self._playing()[1].widgets()
 
     def elements(self) -> list[Element]:
-        """Return the widgets that can be seen and reached, in reading order (envs.contract.elements.Explorable)."""
+        """Return the elements that can be seen and reached, in reading order (envs.contract.elements.Explorable)."""
         return elements_of(nodes_of(self._playing()[1]))
 
     def state(self) -> ScreenState:
-        """Which screen is shown: the scene's route, or its windows' titles, and the skeleton."""
+        """Return the state of the screen: the scene's route or its windows' titles, and the skeleton."""
         scene, app = self._playing()
         return state_of(scene.screen_route or titles_of(app), nodes_of(app))
 
@@ -147,11 +146,11 @@ class EmbeddedEnv:
         return scene.solve(app)
 
     def oracle_hint(self) -> str:
-        """Return the next action as an instruction of one step; empty unless it clicks a named widget."""
+        """Return the next action as an instruction for one step; empty unless it clicks a widget with a name."""
         action = self.oracle_action()
         if not isinstance(action, Click) or action.button != "left":
             return ""
-        for widget in reversed(self.widgets()):  # the topmost last
+        for widget in reversed(self.widgets()):  # the last one is the topmost
             if widget.bbox.contains(action.x, action.y):
                 instructions = phrases(widget.role, widget.name, widget.colour)
                 return (
@@ -171,22 +170,22 @@ class EmbeddedEnv:
         return scene, App(ui, scene.layers)
 
     def _need(self, task: Task, seed: int) -> int:
-        """Return the number of steps that the oracle takes, counted while it plays on a separate scene."""
+        """Return the steps of the oracle's solution, counted by playing it on a separate scene. Raises EnvError."""
         scene, app = self._start(task, seed)
         for steps in range(1, SOLVE_LIMIT):
             action = scene.solve(app)
             app.dispatch(action)
-            passed = scene.judge().outcome == "pass"
+            passed = scene.evaluate().outcome == "pass"
             if isinstance(action, Done) or scene.over or (scene.ends_at_goal and passed):
                 if not passed:
                     raise EnvError(
-                        f"{task.id} seed {seed}: the solution fails: {scene.judge().reason}"
+                        f"{task.id} seed {seed}: the solution fails: {scene.evaluate().reason}"
                     )
                 return steps
         raise EnvError(f"{task.id} seed {seed}: no solution within {SOLVE_LIMIT} steps")
 
     def _observe(self) -> Observation:
-        """Return the present screen; one equal to the last is not encoded again."""
+        """Return the present screen as an observation; a screen equal to the last one is not encoded again."""
         canvas = self._playing()[1].paint()
         pixels = canvas.image.tobytes()
         if self._last is None or self._last[0] != pixels:
@@ -202,7 +201,7 @@ class EmbeddedEnv:
 
 
 def nodes_of(app: App) -> list[Node]:
-    """Return the layers, bottom to top; what a dialog or pop-up covers has no actions."""
+    """Return the layers as nodes, bottom to top; widgets that a dialog or pop-up blocks have no actions."""
     return [_node(app, layer.root, "dialog" if layer.modal else "window") for layer in app.layers]
 
 
@@ -215,7 +214,7 @@ def titles_of(app: App) -> str:
 
 
 def name_of(widget: Widget) -> str:
-    """Return what a widget is called: its caption, its text, its colour or its icon."""
+    """Return the name of a widget for an explorer: its caption, its text, its colour or its icon."""
     text = widget.caption or widget.label or widget.colour
     return text or (widget.name.rpartition(".")[2] if widget.role == "icon" else "")
 
@@ -261,7 +260,7 @@ def _operations(widget: Widget) -> tuple[Operation, ...]:
 
 
 def _answers(app: App, widget: Widget) -> bool:
-    """Whether the middle of its visible part is its own, not a part's within it."""
+    """Return True if a click on the middle of its visible part reaches the widget, not one within it."""
     path = app.path(*widget.visible.centre)
     if isinstance(widget, ScrollView):
         return widget in path

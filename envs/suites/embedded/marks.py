@@ -1,4 +1,4 @@
-"""Widgets without letters, for policies that cannot read: colours, icons and shapes."""
+"""Widgets without letters, for policies that cannot read: they show colours, icons and shapes."""
 
 # ruff: noqa: D102 - overrides keep the contract that the base class documents
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ColourButton(Clickable):
 
 
 class Swatch(ColourButton):
-    """One choice of a colour list."""
+    """One choice of a list of colours."""
 
     role = "swatch"
 
@@ -149,7 +149,7 @@ class ColourCombo(Clickable):
 
 
 class Wheel(Widget):
-    """An area that turns the wheel into a call."""
+    """An area that calls `on_scroll` when the wheel turns."""
 
     scrollable = True
 

@@ -1,4 +1,4 @@
-"""A line of text that is edited: caret, selection, clipboard."""
+"""An editable line of text with caret, selection and clipboard."""
 
 # ruff: noqa: D102 - overrides keep the contract that the base class documents
 from __future__ import annotations
@@ -12,7 +12,7 @@ MAX_LENGTH = 200  # characters
 
 
 class TextField(Clickable):
-    """Text in a box. The caret and the other end of the selection are `ui.caret`, `ui.anchor`."""
+    """A text in a box. Its caret and the other end of its selection are `ui.caret` and `ui.anchor`."""
 
     role = "field"
 
@@ -38,7 +38,7 @@ class TextField(Clickable):
     # --- editing ----------------------------------------------------------------------------
 
     def selection(self, ui: Ui) -> tuple[int, int]:
-        """First selected character, and one past the last; equal if nothing is selected."""
+        """Return the first selected position and one past the last; they are equal if nothing is selected."""
         length = len(self.value)
         caret, anchor = min(ui.caret, length), min(ui.anchor, length)
         return min(caret, anchor), max(caret, anchor)
@@ -149,7 +149,7 @@ class TextField(Clickable):
         return ui.px(self.width), ui.px(24)
 
     def _visible_text(self, ui: Ui) -> tuple[str, int]:
-        """Return the part of the text that is in sight, and its first position: the caret stays in."""
+        """Return the visible part of the text and its first position; the caret is always visible."""
         text = "•" * len(self.value) if self.secret else self.value
         room = self.bbox.width - 2 * ui.px(6)
         caret = min(ui.caret, len(text)) if ui.focus == self.name else 0

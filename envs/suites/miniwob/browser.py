@@ -110,8 +110,8 @@ class BrowserHost:
             if loaded or len(self._spare) > SPARE_PAGES * self._users:
                 page = loaded[-1] if loaded else self._spare[0]
                 self._spare.remove(page)
-        for page in broken:
-            page.close()
+        for worn in broken:
+            worn.close()
         return page or TaskPage(
             browser,
             folder,

@@ -47,7 +47,7 @@ ROLES = ("Guest", "Member", "Owner")
 
 
 class CentreScene(AppScene):
-    """The settings centre with a task that a subclass plans."""
+    """The settings centre with a task, which a subclass plans and solves."""
 
     title = "Settings centre"
     name = "centre"
@@ -343,7 +343,7 @@ class ConnectScene(CentreScene):
 
 
 class ForgetScene(CentreScene):
-    """Forget a network, which is asked for once more."""
+    """Forget a network; the application asks for confirmation."""
 
     def begin(self) -> None:
         super().begin()
@@ -395,7 +395,7 @@ class RightScene(CentreScene):
 
 
 class RemoveScene(CentreScene):
-    """Remove an application, which is asked for once more."""
+    """Remove an application; the application asks for confirmation."""
 
     def plan(self) -> None:
         self.application = self.rng.choice(self.installed)

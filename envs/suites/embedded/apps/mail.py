@@ -61,9 +61,9 @@ SETTINGS: Mapping[str, tuple[Spec, ...]] = {
 
 @dataclass
 class Mail:
-    """One mail; its number is its place in the list of all."""
+    """A mail; its number is its place in the list of all mails."""
 
-    person: str  # who wrote it or, of one that was sent, to whom
+    person: str  # the sender, or the recipient of a mail that was sent
     subject: str
     text: str
     folder: str
@@ -71,7 +71,7 @@ class Mail:
 
 
 class MailScene(AppScene):
-    """The mail client with a task that a subclass plans."""
+    """The mail client with a task, which a subclass plans and solves."""
 
     title = "Mail"
     name = "mail"
@@ -104,7 +104,7 @@ class MailScene(AppScene):
         return {**mails, **self.options, "signed in": self.signed_in}
 
     def ask_for(self, at: int, *, folder: str = "", starred: bool | None = None) -> None:
-        """Make it the goal that a mail is in another folder, or starred."""
+        """Change the goal so that a mail is in another folder, or starred."""
         mail = self.mails[at]
         star = mail.starred if starred is None else starred
         self.goal[f"mail {at}"] = (
@@ -116,7 +116,7 @@ class MailScene(AppScene):
         )
 
     def some(self, folder: str) -> int:
-        """Return the number of a mail in that folder."""
+        """Return the number of any mail in that folder."""
         return self.rng.choice([at for at, mail in enumerate(self.mails) if mail.folder == folder])
 
     def mail_of(self, page: Page) -> Mail:
@@ -317,7 +317,7 @@ class MailScene(AppScene):
                 return Way(self.first, "new")
 
     def write(self, app: App, texts: Mapping[str, str]) -> Action | None:
-        """Return the next action on the page that writes a mail."""
+        """Return the next action on the page on which a mail is written."""
         for label, text in texts.items():
             action = None if self.draft[label] == text else fill(app, label, text)
             if action is not None:
@@ -350,7 +350,7 @@ class ArchiveScene(MailScene):
 
 
 class DeleteMailScene(MailScene):
-    """Delete a mail of the inbox or the archive, which is asked for once more."""
+    """Delete a mail of the inbox or the archive; the application asks for confirmation."""
 
     def plan(self) -> None:
         folder = self.rng.choice(["Inbox", "Archive"])
@@ -426,7 +426,7 @@ class RestoreScene(MailScene):
 
 
 class EmptyTrashScene(MailScene):
-    """Empty the trash by the menu, which is asked for once more."""
+    """Empty the trash by the menu; the application asks for confirmation."""
 
     def plan(self) -> None:
         for at, mail in enumerate(self.mails):

@@ -31,7 +31,7 @@ HOME = Page("home")
 
 
 class ShopScene(AppScene):
-    """The shop with a task that a subclass plans."""
+    """The shop with a task, which a subclass plans and solves."""
 
     title = "Shop"
     name = "shop"
@@ -397,7 +397,7 @@ class NewsletterScene(ShopScene):
 
 
 class CancelScene(ShopScene):
-    """Cancel an order, which is asked for once more."""
+    """Cancel an order; the application asks for confirmation."""
 
     def plan(self) -> None:
         self.number = self.rng.choice([*self.orders])

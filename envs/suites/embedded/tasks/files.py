@@ -31,7 +31,7 @@ from envs.suites.embedded.widgets import (
 )
 
 Tree = dict[str, "Tree | None"]
-"""A folder's entries: a folder for a folder, None for a file."""
+"""The entries of a folder by name: a Tree for a folder, None for a file."""
 
 Path = tuple[str, ...]
 
@@ -47,7 +47,7 @@ def folder_at(tree: Tree, path: Path) -> Tree:
 
 
 def differences(tree: Tree, goal: Tree, where: str = "") -> list[str]:
-    """Return what would have to change for `tree` to be `goal`, in words."""
+    """Return the differences between `tree` and `goal`, in words."""
     changes = []
     for name in sorted({*tree, *goal}):
         path = f"{where}/{name}"
@@ -86,7 +86,7 @@ class FilesScene(DeskScene):
         self.plan()
 
     def plan(self) -> None:
-        """Draw lots for the goal and its instruction."""
+        """Draw the goal and its instruction from the seeded generator."""
         raise NotImplementedError
 
     @property
@@ -103,7 +103,7 @@ class FilesScene(DeskScene):
         folder = folder_at(self.tree, path)
         return self.rng.choice([name for name, below in folder.items() if below is None])
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         wrong = differences(self.tree, self.goal)
         return Verdict("fail", wrong[0]) if wrong else REACHED
 
@@ -240,7 +240,7 @@ class FilesScene(DeskScene):
         self._transfer(how, path, name, self.path)
 
     def _transfer(self, how: str, source: Path, name: str, target: Path) -> None:
-        """Move or copy an entry into the folder at `target`, unless that cannot be."""
+        """Move or copy an entry into the folder at `target`; show an error if that is not possible."""
         inside = target[: len(source) + 1] == (*source, name)
         try:
             origin, folder = folder_at(self.tree, source), folder_at(self.tree, target)
@@ -269,7 +269,7 @@ class FilesScene(DeskScene):
     # --- the oracle's moves -----------------------------------------------------------------
 
     def go(self, app: App, path: Path) -> Action | None:
-        """Return the next action towards the folder at `path`; None where it is shown."""
+        """Return the next action towards the folder at `path`; None if it is shown."""
         if self.path == path:
             return None
         if self.path == path[: len(self.path)]:
@@ -277,7 +277,7 @@ class FilesScene(DeskScene):
         return reach(app, "up")
 
     def take(self, app: App, path: Path, name: str) -> Action | None:
-        """Return the next action towards having `name` selected; None where it is."""
+        """Return the next action towards selecting `name`; None if it is selected."""
         away = self.go(app, path)
         if away is not None:
             return away
@@ -289,7 +289,7 @@ class FilesScene(DeskScene):
 
 
 class Area(Widget):
-    """The ground of the listing: a press beside the entries deselects, a right click asks."""
+    """The area of the listing: a press beside the entries deselects them, a right click opens the menu."""
 
     clickable = True
 
@@ -315,12 +315,12 @@ class Area(Widget):
 
 
 def sorted_entries(folder: Tree) -> list[tuple[str, Tree | None]]:
-    """Folders first, then files, each by name."""
+    """Return the entries of a folder: first folders, then files, each by name."""
     return sorted(folder.items(), key=lambda item: (item[1] is None, item[0].lower()))
 
 
 def _random_tree(rng: Random) -> Tree:
-    """Three to four folders with two to four files each, and some files beside them."""
+    """Return three to four folders with two to four files each, and two to four files beside them."""
     stems = rng.sample(words.FILE_STEMS, len(words.FILE_STEMS))
 
     def files(count: int) -> Tree:
@@ -340,8 +340,8 @@ class OpenScene(FilesScene):
         self.file = self.some_file((self.folder,))
         self.instruction = f"Open the folder {self.folder} and select {self.file}."
 
-    def judge(self) -> Verdict:
-        wrong = super().judge()
+    def evaluate(self) -> Verdict:
+        wrong = super().evaluate()
         if wrong.outcome != "pass":
             return wrong
         there = self.path == (self.folder,) and self.selected == self.file

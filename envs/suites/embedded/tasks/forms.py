@@ -1,4 +1,4 @@
-"""Scenes of suite `desk` that are filled in: forms, log-in, sign-up, orders, wizards."""
+"""Scenes of suite `desk` with forms: log-in, sign-up, an order, a wizard."""
 # ruff: noqa: D102 - overrides keep the contract that the base class documents
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from envs.suites.embedded.widgets import Gap, Label, Ui, Widget, column, row
 
 
 class DeskFormScene(ControlScene):
-    """Controls that count once the form is sent; what is sent is sent."""
+    """A form, whose values count when it is sent; sending ends the episode."""
 
     button: ClassVar[str] = "Submit"
 
@@ -53,7 +53,7 @@ class DeskFormScene(ControlScene):
         buttons = row(gap, *self.footer(), grow=[gap])
         return column(*self.lines(self.page), space, buttons, gap=8, pad=14, grow=[space])
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         return compare(self.values, self.goal) if self.sent else NOT_YET
 
     def solve(self, app: App) -> Action:
@@ -61,7 +61,7 @@ class DeskFormScene(ControlScene):
 
 
 class LoginScene(DeskFormScene):
-    """Sign in; wrong words are refused and can be corrected."""
+    """Sign in; a wrong name or password is refused and can be corrected."""
 
     title = "Sign in"
     units = (300, 0)
@@ -101,7 +101,7 @@ class SignUpScene(DeskFormScene):
 
 
 class OrderScene(DeskFormScene):
-    """An order that asks back before it is sent."""
+    """An order that asks for confirmation before it is sent."""
 
     title = "Order"
     units = (340, 200)

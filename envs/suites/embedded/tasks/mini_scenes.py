@@ -1,6 +1,7 @@
-"""Scenes of suite `mini` whose target is not in sight, or that ask for several things before it.
+"""Scenes of suite `mini` whose target is not in sight, or that need several actions.
 
-Behind a menu, on a page or tab, in a folder, below the fold; forms, lists, deletion.
+The target is behind a menu, on another page or tab, in a folder, or further down a list; or it is a check box of a
+form, a choice of a list, or a file to delete.
 """
 
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
@@ -179,7 +180,7 @@ class TabsScene(MiniScene):
 
 
 class ScrollScene(MiniScene):
-    """The target is below the fold of a list."""
+    """The target is further down a list, out of sight."""
 
     VISIBLE: ClassVar[int] = 3
 
@@ -376,7 +377,7 @@ class DropdownScene(MiniScene):
         panel = Panel(Free(placed), fill=theme.field, edge=True)
         return Layer(panel, box, modal=True, on_outside=self._toggle)
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         choice = self.committed if self.confirms else self.value
         return REACHED if choice == self.target else NOT_YET
 

@@ -54,7 +54,7 @@ SETTINGS: dict[str, tuple[Spec, ...]] = {
 
 
 class SettingsScene(ControlScene):
-    """Several pages, a search field, and Apply and Revert: only what is applied counts."""
+    """Several pages, a search field, and the buttons Apply and Revert; only values that were applied count."""
 
     title = "Settings"
     units = (428, 300)
@@ -70,11 +70,11 @@ class SettingsScene(ControlScene):
         self.page = self.rng.choice(list(self.pages))
         self.instruction += " Press Apply."
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         return compare(self.applied, self.goal)
 
     def matching_specs(self) -> list[Spec]:
-        """Return what the page shows: its own controls, or those that match the search."""
+        """Return the controls that are shown: those of the page, or those that match the search."""
         if not self.query:
             return self.pages[self.page]
         return [s for s in self.specs.values() if self.query.lower() in s.label.lower()]
@@ -166,7 +166,7 @@ class SettingsLevelScene(SettingsSwitchScene):
 
 
 class SettingsTwoScene(SettingsScene):
-    """Two settings, on whichever pages they are."""
+    """Two settings, on any pages."""
 
     changes = (2, 2)
 

@@ -31,7 +31,7 @@ from envs.suites.embedded.widgets import (
 
 
 class PressScene(DeskScene):
-    """Press one of several buttons; any other only says that it was pressed."""
+    """Press one of several buttons; any other button only shows that it was pressed."""
 
     title = "Tools"
     units = (240, 160)
@@ -55,7 +55,7 @@ class PressScene(DeskScene):
         status = Label(f"Last: {self.pressed}" if self.pressed else "Ready", muted=True)
         return column(*lines, space, status, gap=9, pad=14, grow=[space])
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         return verdict_if(self.pressed == self.goal)
 
     def solve(self, app: App) -> Action:
@@ -105,7 +105,7 @@ class DeskMenuScene(DeskScene):
         status = Panel(Label(self.last or "Ready", muted=True), fill=self.ui.theme.panel, pad=4)
         return column(bar, page, status, gap=0, grow=[page])
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         return verdict_if(self.last == self.goal)
 
     def solve(self, app: App) -> Action:
@@ -116,7 +116,7 @@ class DeskMenuScene(DeskScene):
 
 
 def paragraph(ui: Ui, lengths: list[float]) -> list[Widget]:
-    """Lines that stand for text; lengths are shares of 300 design units."""
+    """Return lines that look like text; lengths are shares of 300 design units."""
     return [
         Line([Sized(Fill(ui.theme.edge), 300 * length, 4)], down=False, align="start")
         for length in lengths
@@ -160,7 +160,7 @@ class CloseScene(DeskScene):
         close = partial(self._ask, False)
         return [dialog(self.ui, "ask", "Close", text, buttons, on_close=close, over=self.window)]
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         return verdict_if(self.closed == ("saved" if self.saves else "dropped"))
 
     def solve(self, app: App) -> Action:
@@ -204,12 +204,12 @@ class CalculatorScene(DeskScene):
         lines = [row(*keys[i : i + 4], grow=keys[i : i + 4]) for i in range(0, len(keys), 4)]
         return column(display, *lines, gap=7, pad=10)
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         values = {"display": self.typed, "computed": self.has_computed}
         return compare(values, {"display": self.goal, "computed": True})
 
     def solve(self, app: App) -> Action:
-        if self.judge().outcome == "pass":
+        if self.evaluate().outcome == "pass":
             return finish(app)
         if self.has_computed or not self.sum.startswith(self.typed):
             return reach(app, "C")
@@ -227,7 +227,7 @@ class CalculatorScene(DeskScene):
 
 
 def compute(text: str) -> str:
-    """Return the value of "12+3", "12-3", "12*3" or "12/3" (whole); the text itself if it is no sum."""
+    """Return the value of "12+3", "12-3", "12*3" or "12/3" (rounded down); the text itself if it is no sum."""
     for sign in "+-*/":
         left, operator, right = text.partition(sign)
         if operator and left.isdigit() and right.isdigit():
@@ -260,7 +260,7 @@ class ListScene(DeskScene):
         view = ScrollView("people", column(*rows, gap=0), fill=self.ui.theme.field)
         return column(Label("Select a person"), view, pad=10, grow=[view])
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         return compare({"selected": self.selected}, {"selected": self.goal})
 
     def solve(self, app: App) -> Action:
@@ -303,7 +303,7 @@ class ContactsScene(ListScene):
         right = column(*card, gap=9, pad=12)
         return row(left, right, gap=0, align="fill", grow=[right])
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         if self.contacted is not None and self.contacted != (self.verb, self.goal):
             return Verdict("fail", f"did {self.contacted[0]} {self.contacted[1]}")
         return verdict_if(self.contacted is not None)
@@ -356,7 +356,7 @@ class ChoresScene(DeskScene):
         view = ScrollView("chores", column(*lines, gap=5))
         return column(entry, view, gap=9, pad=12, grow=[view])
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         return compare(self.chores, self.goal)
 
     def solve(self, app: App) -> Action:

@@ -1,4 +1,4 @@
-"""The embedded suites keep the GuiEnv contract, and every template has an exact judge and oracle."""
+"""The embedded suites keep the GuiEnv contract, and every template has an exact evaluator and oracle."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_a_judge_that_breaks_makes_the_episode_invalid_and_never_a_reward() -> N
     def broken() -> Verdict:
         raise ZeroDivisionError("no such row")
 
-    scene.judge = broken  # type: ignore[method-assign]
+    scene.evaluate = broken  # type: ignore[method-assign]
     verdict = env.evaluate()
     assert verdict.outcome == "invalid"
     assert verdict.reward is None
