@@ -4,8 +4,11 @@ contract/   what an environment, a task and an action are; suites by name
 tools/      parts with which several suites are built: input events, child programs, task files
 suites/     the suites that ship with dart
 
-An environment of your own needs one import: `from envs import Click, GuiEnv, Observation, Task, Verdict, task_of`.
-dart's own modules name the module that defines what they import.
+An environment of your own needs one import line:
+
+    from envs import Click, GuiEnv, Observation, Task, Verdict, task_of
+
+dart's own modules import each name from the module that defines it.
 """
 
 from envs.contract.actions import (

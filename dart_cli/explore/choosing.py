@@ -7,14 +7,14 @@
     DenyList    the elements that are left alone, by words in their names
     deny_list   the default list, with words added or removed
 
-All choosers see the same screens and candidates. `count` takes the action that was tried least on this screen, `q` the
-one with the best value of what may follow. The controls are `recency`, which leaves out what was tried recently, and
-`random`, which draws among all.
+All choosers see the same screens and candidates. `count` takes the action that was tried least on this
+screen, `q` the one with the best value of what may follow. The controls are `recency`, which leaves out
+what was tried recently, and `random`, which draws among all.
 
-A word matches a whole word of a name, in any case: `pay` is in "Pay now" and "pay-bill", not in "Payment history". The
-words of a phrase may have spaces, hyphens or nothing between them: `log out` is in "Logout" too. Typing into a field is
-always allowed, since nothing presses Enter there. Elements without names are never denied, so the list has no effect on
-a screen without a tree.
+A word matches a whole word of a name, in any case: `pay` is in "Pay now" and "pay-bill", not in "Payment
+history". The words of a phrase may have spaces, hyphens or nothing between them: `log out` is in "Logout"
+too. Typing into a field is always allowed, since nothing presses Enter there. Elements without names are
+never denied, so the list has no effect on a screen without a tree.
 """
 
 from __future__ import annotations
@@ -140,7 +140,10 @@ class DenyList:
         return next((word for word, pattern in self._patterns if pattern.search(element.name)), "")
 
     def denies(self, element: Element, operation: str) -> bool:
-        """Return True if this action is left alone. Typing and scrolling never are, since they trigger nothing."""
+        """Return True if this action is left alone.
+
+        Typing and scrolling never are, since they trigger nothing.
+        """
         return operation in ("click", "double_click") and bool(self.word_of(element))
 
 

@@ -164,7 +164,7 @@ def _tasks(options: ExploreOptions, env: EnvConfig) -> list[Task]:
 
 
 def application_of(task: Task, app: str = "") -> str:
-    """Return the application that a task starts: `app`, else the one that the suite names, else the task's id."""
+    """Return the application of a task: `app`, else the one that the suite names, else the task's id."""
     return app or str(task.params.get("application") or task.id)
 
 

@@ -5,10 +5,11 @@
     KindRates     how often actions of a kind led to another screen
     Exploration   the state that the slots share; `explore` is the loop of one slot
 
-A slot resets its environment and then repeats: list the candidates of the screen, choose one, perform it, look at the
-screen after it. Each step is written to the graph before the next begins. The slot returns to a start after
-`plan.back_every` steps, after an error, and on a screen from which no untried action can be reached, as far as is
-known. The exploration ends when the steps are used up, or when no screen of the graph has an untried action.
+A slot resets its environment and then repeats: list the candidates of the screen, choose one, perform it,
+look at the screen after it. Each step is written to the graph before the next begins. The slot returns to a
+start after `plan.back_every` steps, after an error, and on a screen from which no untried action can be
+reached, as far as is known. The exploration ends when the steps are used up, or when no screen of the graph
+has an untried action.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from envs.contract.elements import (
 logger = logging.getLogger(__name__)
 
 Stopped = Literal["steps", "frontier", "no_way", "interrupted"]
-"""Why an exploration ended: its steps are used up; nothing untried is left; what is left was not reached again; a
-signal."""
+"""Why an exploration ended: its steps are used up; nothing untried is left; what is left was not reached
+again; a signal."""
 
 MOST_BROKEN = 3  # episodes in a row that did not begin
 DEAD_END = 1e-6
@@ -98,7 +99,10 @@ class Exploration:
         plan: Plan,
         advance: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Continue from the state of the graph. `advance` is called after each step with a note on the progress."""
+        """Continue from the state of the graph.
+
+        `advance` is called after each step with a note on the progress.
+        """
         self.stop_reason: Stopped | None = None
         self._graph, self._plan = graph, plan
         self._advance = advance
@@ -121,7 +125,10 @@ class Exploration:
         return self._memory.untried()
 
     async def explore(self, slot: int, env: AsyncEnv) -> None:
-        """Play episodes in one environment until the exploration ends. Raises EnvError if no episode begins."""
+        """Play episodes in one environment until the exploration ends.
+
+        Raises EnvError if no episode begins.
+        """
         while (start := await self._next_start()) is not None:
             await self._episode(slot, env, start)
 
@@ -166,7 +173,7 @@ class Exploration:
     async def _step(
         self, env: AsyncEnv, start: Start, sight: Sight, candidates: list[Candidate]
     ) -> Sight | None:
-        """Take one step and write it to the graph; return the screen after it, or None if the environment broke."""
+        """Take one step, write it to the graph, and return the screen after it, or None after an error."""
         screen = _id(sight)
         choice, text = self._choose(sight, candidates)
         element, operation = choice.element, choice.operation
@@ -280,7 +287,10 @@ class Exploration:
         return starts[(self._episodes - 1) % len(starts)]
 
     async def _may_go_on(self, application: str = "") -> bool:
-        """Return True if a step is left to take, in this application or in any. Waits for steps that have not ended."""
+        """Return True if a step is left to take, in this application or in any.
+
+        Waits for steps that have not ended.
+        """
         while self.stop_reason is None:
             if self._steps + self._running < self._plan.steps:
                 if application and self._is_open(application):

@@ -1,4 +1,4 @@
-"""The folder of an exploration: screens, the actions that were tried on them, and the screens to which these led.
+"""The folder of an exploration: screens, the actions that were tried on them, and where they led.
 
     Graph             the graph for writing, by one process at a time
     GraphReader       the graph for reading, even while another process writes it
@@ -10,9 +10,10 @@
     screen_id         the key of a screen: its state within its application
 
 FOLDER/settings.json  the settings
-FOLDER/graph.sqlite   the rows, in write-ahead mode. A start or a step is one transaction, so that a kill loses at most
-                      the one that is being written
-FOLDER/screens/       screenshots named by their content (envs.contract.blobs.content_hash), written before their rows
+FOLDER/graph.sqlite   the rows, in write-ahead mode. A start or a step is one transaction, so that a kill
+                      loses at most the one that is being written
+FOLDER/screens/       screenshots named by their content (envs.contract.blobs.content_hash), written
+                      before their rows
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from envs.contract.blobs import content_hash, image_suffix
 from envs.contract.elements import Element, Operation, ScreenState, element_from_dict
 
 Outcome = Literal["moved", "none", "error"]
-"""The outcome of a step: it led to another screen; it stayed (a no-op); the environment refused it or broke."""
+"""The outcome of a step: it led to another screen; it stayed (a no-op); the environment refused it or
+broke."""
 
 DATABASE, SCREENS = "graph.sqlite", "screens"
 APPLICATION_ID = 0x44415247
@@ -202,7 +204,8 @@ class Start:
 def screen_id(application: str, state: str, *, has_ended: bool = False) -> str:
     """Return the key of a screen, 32 hex digits.
 
-    Applications never share a screen. A state that ends an episode is another screen than the same state within one.
+    Applications never share a screen. A state that ends an episode is another screen than the same state
+    within one.
     """
     text = f"{application}\0{state}\0{'ended' if has_ended else ''}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -333,7 +336,10 @@ class Graph(GraphReader):
         after: Sight | None,
         detail: str = "",
     ) -> Edge:
-        """Write a step and return its row. Without `after` the step was an error, which `detail` describes."""
+        """Write a step and return its row.
+
+        Without `after` the step was an error, which `detail` describes.
+        """
         shot = None if after is None else self._keep(after.screenshot)
         with self._transaction():
             step, key = self.steps + 1, None

@@ -69,10 +69,12 @@ def outcome(
     had: Sequence[str],
     whole: bool = True,
 ) -> str:
-    """Return a query that names what the step leads to, and not the element; empty if nothing else with a name changed.
+    """Return a query that names what a step leads to, and not the element.
 
-    `shows` are names on the screen after the step, `had` names that the screen before may have had. If `whole`, these
-    are all names, so that a missing name has disappeared.
+    It is empty if nothing with another name changed.
+
+    `shows` are names on the screen after the step, `had` names that the screen before may have had. If
+    `whole`, these are all names, so that a missing name has disappeared.
     """
     own = _name(element).lower()
     title = title_of(after)
@@ -89,7 +91,8 @@ def outcome(
 def title_of(screen: Screen) -> str:
     """Return the screen's route in words; empty if it is an address or an internal name.
 
-    For `Settings > Sound` that is all of it, for `mail/settings/Account + Check mail` the last part: Check mail.
+    For `Settings > Sound` that is all of it, for `mail/settings/Account + Check mail` the last part: Check
+    mail.
     """
     route = " ".join(screen.route.split())
     title = route

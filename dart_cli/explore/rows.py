@@ -7,8 +7,8 @@
     row_of        one row in ScreenSpot's layout
     clear         the targets of a screen that an instruction can name alone
 
-OUT/train and OUT/test are sets in ScreenSpot's layout with additional keys, such as `query`. OUT/set.json has the
-numbers of rows.
+OUT/train and OUT/test are sets in ScreenSpot's layout with additional keys, such as `query`. OUT/set.json
+has the numbers of rows.
 
 A screen is in one split with all its rows. The split follows from the screen's id alone, so that a longer
 exploration never moves a screen to the other split.
@@ -115,7 +115,8 @@ def rows_of(graph: GraphReader, options: RowOptions) -> Rows:
             candidates += _descriptive(screen, split, here, options, result.left_out)
         if "outcome" in kinds:
             candidates += _outcomes(screen, split, here, screens, names, result.left_out)
-    # In this order, caps and limit keep some rows of all screens, and mostly the same ones in a longer exploration.
+    # In this order, caps and limit keep some rows of all screens, and mostly the same ones in a longer
+    # exploration.
     candidates.sort(key=lambda row: _digest(f"{options.seed}/{row.screen.id}/{row.query}"))
     result.rows = list(_capped(_apart(candidates, result.left_out), options, result.left_out))
     return result
@@ -167,7 +168,10 @@ def _outcomes(
     names: _Names,
     left_out: Counter[str],
 ) -> Iterator[Row]:
-    """Yield a row for each click that always led to the same other screen, if its query fits no other element."""
+    """Yield a row for each click that always led to the same other screen.
+
+    It is left out if its query fits another element too.
+    """
     tries: dict[tuple[str, str], list[Edge]] = defaultdict(list)
     for edge in edges:
         if edge.action in ("click", "double_click"):
@@ -209,7 +213,7 @@ def _outcomes(
 
 
 class _Names:
-    """The known names: all those of a screen's first visit, and those of the tried elements on other pictures."""
+    """The known names of screens: all of the first visit, and on other pictures those of tried elements."""
 
     def __init__(self, screens: Iterable[Screen], edges: Mapping[str, Sequence[Edge]]) -> None:
         self._on: dict[str, dict[str, None]] = defaultdict(dict)
@@ -320,7 +324,7 @@ def row_of(
 
 
 def clear(targets: Sequence[Target], width: int, height: int) -> list[Target]:
-    """Return the targets whose instruction is unique and that are large enough and completely on the screen."""
+    """Return the targets with a unique instruction that are large enough and completely on the screen."""
     count = Counter(target.instruction for target in targets)
 
     def fits(box: tuple[float, float, float, float]) -> bool:

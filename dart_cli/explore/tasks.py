@@ -5,9 +5,9 @@
     replayed     the seeds on which each task of a suite can be replayed
     goals_of     the possible goals of a screen, and the screens that fulfil each
 
-Every candidate is replayed before it is written, by the place of each step and with the deadlines of a run. Seeds
-on which the path does not lead to the screen are dropped. A task is dropped if no seed is left, or if doing nothing
-or only claiming success passes it.
+Every candidate is replayed before it is written, by the place of each step and with the deadlines of a run.
+Seeds on which the path does not lead to the screen are dropped. A task is dropped if no seed is left, or if
+doing nothing or only claiming success passes it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ def make_tasks(graph: GraphReader, out: Path, options: TaskOptions) -> dict[str,
 def candidates(
     graph: GraphReader, options: TaskOptions
 ) -> tuple[list[ExploredTask], list[LeftOut]]:
-    """Return a task for each screen with a goal that no nearer screen fulfils, shortest path first; and the rest."""
+    """Return a task for each screen with a goal that no nearer screen fulfils, and the screens left out.
+
+    Tasks with the shortest path come first.
+    """
     screens = {screen.id: screen for screen in graph.screens()}
     steps = steady(graph.edges())
     best: dict[str, tuple[Start, list[Edge]]] = {}
@@ -174,10 +177,10 @@ class Goal:
 def goals_of(
     screen: Screen, start: Screen, all_screens: Iterable[Screen], path: Sequence[Edge]
 ) -> list[Goal]:
-    """Return the goals that `screen` fulfils and the start does not, best first; none if nothing tells them apart.
+    """Return the goals that `screen` fulfils and the start does not, the best first.
 
-    First come goals that only this one of `all_screens` fulfils, by its title or by names of its elements, then goals
-    that several screens fulfil, each of which passes. The last one is the steps in words.
+    First come goals that only this one of `all_screens` fulfils, by its title or by names of its elements,
+    then goals that several screens fulfil, each of which passes. The last one is the steps in words.
     """
     apart = [
         other
@@ -256,7 +259,7 @@ def _task(
 async def replayed(
     suite: str, options: TaskOptions, advance: Advance, waits: OpenWaits | None = None
 ) -> dict[str, tuple[list[int], str]]:
-    """Return for each task the seeds on which its path leads to its screen; if there are none, also the reason."""
+    """Return for each task the seeds on which its path leads to its screen, and the reason if none does."""
     explored: Any = load_suite(suite)
     waiting = deque(explored.tasks.values())
     explored_tasks = {task.id: task for task in explored.file.tasks}
@@ -278,7 +281,10 @@ def _say_stopped(out: Path) -> None:
 
 
 async def _tried(env: AsyncEnv, task: Task, explored: ExploredTask) -> tuple[list[int], str]:
-    """Return the seeds on which the task's path leads to a screen that fulfils its instruction, and the reason if none."""
+    """Return the seeds on which the path of a task leads to a screen that fulfils its instruction.
+
+    The second value is the reason if there are none.
+    """
     seeds, why = [], ""
     for place, seed in enumerate(explored.seeds):
         episode = await play_probe(env, task, place, "oracle")

@@ -1,7 +1,7 @@
 """The loop of an agent that uses only the HTTP endpoint of dart; the policy learns from its episodes.
 
     dart up configs/quickstart.toml --set up.serve=true --set up.envs=0 --set run.dir=runs/served
-    python docs/examples/chat_loop.py 16          # 16 episodes at once; a second argument is the port, by default 8480
+    python docs/examples/chat_loop.py 16          # 16 episodes at once; then the port, if not 8480
 
 The environment has gymnasium's methods. Here it is suite `mini`; any other works as well.
 """
@@ -38,7 +38,7 @@ def post(path, body):
 
 
 def parse(text, size):
-    """Return the action in a text such as `click(500,20)`, in thousandths of the screen; None if it has none."""
+    """Return the action in a text such as `click(500,20)` (thousandths of the screen), or None."""
     call = re.fullmatch(r"(\w+)\((.*)\)", text, re.DOTALL)
     name, inside = call.groups() if call else ("", "")
     pixels = [(2 * int(n) + 1) * size // 2000 for n in re.findall(r"\d+", inside)]

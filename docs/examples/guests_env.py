@@ -1,7 +1,7 @@
 """A complete environment: a list of guests. The task is to remove the named guest, and to confirm it.
 
-`dart up docs/examples/guests.toml` trains `builtin:small`, a model that reads, on it. From here to a policy for
-your application: docs/your-application.md.
+`dart up docs/examples/guests.toml` trains `builtin:small`, a model that reads, on it. From here to a policy
+for your application: docs/your-application.md.
 """
 
 import io
@@ -50,7 +50,10 @@ class GuestsEnv:
         return Verdict("pass" if passed else "fail", f"removed {self.removed}, not {self.goal}")
 
     def oracle_action(self):
-        """Return the next action of a solution. Optional: `dart env check` and `dart data collect` play it."""
+        """Return the next action of a solution.
+
+        Optional: `dart env check` and `dart data collect` play it.
+        """
         if self.candidate is None:
             return Click(x=SIDE // 2, y=7 + ROW * self.guests.index(self.goal) + ROW // 2)
         return Click(x=32 + 63 * self.buttons.index(self.yes), y=84)

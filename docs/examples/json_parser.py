@@ -42,7 +42,10 @@ class JsonParser:
             raise ActionError(f"the last line is no action in JSON: {error!r:.200}") from None
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
-        """Return a completion that `parse` reads as exactly this action. Raises ActionError if there is none."""
+        """Return a completion that `parse` reads as exactly this action.
+
+        Raises ActionError if there is none.
+        """
         return f"{thought}\n{json.dumps(self._as_json(action, coordinates))}".lstrip("\n")
 
     def as_history(self, text: str) -> str:
@@ -54,7 +57,10 @@ class JsonParser:
         return f"[{x}, {y}]"
 
     def find_points(self, text: str) -> list[WrittenPoint]:
-        """Return the points on the last line. A quote within a JSON string has a backslash, so that none is found there."""
+        """Return the points on the last line.
+
+        A quote within a JSON string has a backslash, so that none is found there.
+        """
         try:
             json.loads(_last_line(text))
         except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
 """A login form: type the user name and the password into their fields, log in, and continue.
 
-It takes six steps on two screens. The seed decides the places, order and labels of fields and buttons, the name and
-the password. docs/your-application.md trains `builtin:small` on it.
+It takes six steps on two screens. The seed decides the places, order and labels of fields and buttons, the
+name and the password. docs/your-application.md trains `builtin:small` on it.
 """
 
 import io

@@ -7,7 +7,7 @@ methods          calls of an environment's methods, with errors that name what t
 options          the options of suites, checked by their type annotations
 screenshots      encoded screenshots: as observations, decoded, converted
 observed_texts   the texts beside a screenshot: an accessibility tree, a terminal
-elements         what an explorer needs: the elements on a screen, and an id for screens that count as the same
+elements         what an explorer needs: the elements on a screen, and an id for each screen
 queueing         waits for what several environments share; the deadline of a call stands still meanwhile
 own_code         classes of a user's own, loaded by name
 blobs            names of stored bytes, and the image format of a screenshot

@@ -1,9 +1,9 @@
 """Typed GUI actions, in pixels of the screenshot that they answer.
 
-There is one set for all models; the parsers of model families are in dart_cli/language/parsers. `modifiers` are
-keys that are held while the pointer acts. MouseDown and KeyDown hold a button or key for the actions that follow,
-until it is released or the episode ends. `python -m dart_cli.cli.reference` writes the table of the classes
-in docs/environments/index.md (with_table).
+There is one set for all models; the parsers of model families are in dart_cli/language/parsers. `modifiers`
+are keys that are held while the pointer acts. MouseDown and KeyDown hold a button or key for the actions
+that follow, until it is released or the episode ends. `python -m dart_cli.cli.reference` writes the table
+of the classes in docs/environments/index.md (with_table).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Action(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave empty fields out, so that an action without modifiers or place is stored without those fields."""
+        """Leave empty fields out: an action without modifiers or place is stored without those fields."""
         return {name: value for name, value in dump(self).items() if value not in (None, (), [])}
 
 
@@ -263,7 +263,7 @@ _ADAPTER: TypeAdapter[Action] = TypeAdapter(Action)
 
 
 def within(action: Action, size: tuple[int, int]) -> Action:
-    """Return the action with its points moved onto a screen of `size` (width, height) where they are beyond it."""
+    """Return the action with points beyond a screen of `size` (width, height) moved onto it."""
 
     def clamped(x: int, y: int) -> tuple[int, int]:
         return min(max(x, 0), size[0] - 1), min(max(y, 0), size[1] - 1)

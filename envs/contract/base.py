@@ -41,10 +41,11 @@ class Observation:
     width: int  # pixels
     height: int  # pixels
     texts: Mapping[ObservedKind, str] = field(default_factory=dict)
-    """The texts by kind, those that `make_env(observe=...)` requested; see envs/contract/observed_texts.py."""
+    """The texts by kind, those that `make_env(observe=...)` requested; see
+    envs/contract/observed_texts.py."""
     screen_key: str = ""
-    """The suite's own key of this screen, e.g. an address: an explorer counts screens with one key as one state.
-    Empty: the explorer compares the pictures of screens that have no tree."""
+    """The suite's own key of this screen, e.g. an address: an explorer counts screens with one key as one
+    state. Empty: the explorer compares the pictures of screens that have no tree."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,15 @@ class Task:
     params: Mapping[str, Any] = field(default_factory=dict)
     feasible: bool = True  # False: it cannot be done, and only the action `fail` passes
     evaluated: bool = True
-    """False if the task has no evaluator: GuiEnv.evaluate returns invalid, and `[env.judge]` gives the verdict."""
+    """False if the task has no evaluator: GuiEnv.evaluate returns invalid, and `[env.judge]` gives the
+    verdict."""
 
 
 def reward_of(outcome: Outcome, reward: float | None = None) -> float | None:
-    """Return `reward`, or if that is None 1.0 for pass and 0.0 for fail. Return None for an invalid outcome."""
+    """Return `reward`, or if that is None 1.0 for pass and 0.0 for fail.
+
+    Return None for an invalid outcome.
+    """
     if outcome == "invalid":
         return None
     if reward is None:
@@ -103,8 +108,9 @@ class GuiEnv(Protocol):
     `evaluate_acts` that is true while it plays such a task. It is then not evaluated right after reset,
     which otherwise checks that the task is not solved already.
 
-    The configuration gives each call a deadline. A call that waits for something that environments share uses
-    envs/contract/queueing.py: the deadline stands still meanwhile, and the wait ends once the slot has given up.
+    The configuration gives each call a deadline. A call that waits for something that environments share
+    uses envs/contract/queueing.py: the deadline stands still meanwhile, and the wait ends once the slot has
+    given up.
     """
 
     def reset(
@@ -112,9 +118,9 @@ class GuiEnv(Protocol):
     ) -> tuple[Observation, dict[str, Any]]:
         """Start the task `options["task"]`, a task's id or a Task, from `seed`.
 
-        Returns the first observation, and an info dict that holds `instruction`, the task's text with its fields
-        filled in. `task_of` finds the task, and raises TaskError if the suite does not have it. Raises
-        EnvError if the GUI cannot be brought up.
+        Returns the first observation, and an info dict that holds `instruction`, the task's text with its
+        fields filled in. `task_of` finds the task, and raises TaskError if the suite does not have it.
+        Raises EnvError if the GUI cannot be brought up.
 
         If `options["free"]` is true, neither a step limit nor a reached goal ends the episode, so that an
         explorer may go on. An environment that cannot do that ignores the option.
@@ -134,8 +140,8 @@ class GuiEnv(Protocol):
     def evaluate(self) -> Verdict:
         """Return the verdict on the present state. A wrong state is a fail, never an exception.
 
-        An invalid verdict tells what broke. May raise ActionCausedError if the policy's actions made the state
-        impossible to evaluate.
+        An invalid verdict tells what broke. May raise ActionCausedError if the policy's actions made the
+        state impossible to evaluate.
         """
         ...
 
@@ -150,7 +156,9 @@ def task_of(
     suite: str,
     reasons: Mapping[str, str] = MappingProxyType({}),
 ) -> _T:
-    """Return the entry of `tasks` for `options["task"]`, a task's id or a Task. A `reset` begins with this call.
+    """Return the entry of `tasks` for `options["task"]`, a task's id or a Task.
+
+    A `reset` begins with this call.
 
     `reasons` has the reason for each task that `suite` leaves out. Raises TaskError if there is no such task.
     """
@@ -172,13 +180,14 @@ def task_of(
 class Solvable(Protocol):
     """A GuiEnv with a solution of the task that it plays. Optional: `dart data collect` records it.
 
-    It may also have `oracle_hint() -> str`: the next action as an instruction for one step, e.g. `click next`,
-    or an empty text if there is none.
+    It may also have `oracle_hint() -> str`: the next action as an instruction for one step, e.g. `click
+    next`, or an empty text if there is none.
     """
 
     def oracle_action(self) -> Action:
         """Return the next action of a shortest solution from the present state.
 
-        Raises NoOracleError if the task has no known solution, EnvError if no action leads to the goal from here.
+        Raises NoOracleError if the task has no known solution, EnvError if no action leads to the goal from
+        here.
         """
         ...

@@ -17,11 +17,11 @@ Every environment with a tree converts it into `Node`s, so that places, reading 
 same everywhere:
 
 - A node without a role is layout. It counts if it groups two nodes or more; otherwise it is left out.
-- `place` is the path from the root, as numbers among siblings. Nodes that are scrolled out of sight are counted,
-  so that scrolling does not change a place.
+- `place` is the path from the root, as numbers among siblings. Nodes that are scrolled out of sight are
+  counted, so that scrolling does not change a place.
 - The skeleton has the roles of the visible nodes, to `DEPTH` levels, without any text. Neighbours of equal
-  shape in a list count once (`REPEATED`): an inbox with five mails and one with six are the same screen. The
-  open tab, page or menu counts (`current`), and so does what cannot be used (`enabled`).
+  shape in a list count once (`REPEATED`): an inbox with five mails and one with six are the same screen.
+  The open tab, page or menu counts (`current`), and so does what cannot be used (`enabled`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ class ScreenState:
 
 @runtime_checkable
 class Explorable(Protocol):
-    """A GuiEnv that reports the elements on its screen. Optional: GridEnv does that for any other environment."""
+    """A GuiEnv that reports the elements on its screen.
+
+    Optional: GridEnv does that for any other environment.
+    """
 
     def elements(self) -> list[Element]:
         """Return the elements that can be seen and reached now, in reading order. Raises EnvError."""
@@ -131,7 +134,10 @@ def state_of(route: str, roots: Sequence[Node]) -> ScreenState:
 
 
 def in_reading_order(elements: Iterable[Element]) -> list[Element]:
-    """Sort elements by line and from left to right; an element is on a line if its middle is beside all of the line."""
+    """Sort elements by line and from left to right.
+
+    An element is on a line if its middle is beside all elements of the line.
+    """
     lines: list[list[Element]] = []
     bottom = 0  # of the line, pixels
     for element in sorted(elements, key=lambda each: (each.centre[1], each.centre[0])):
@@ -170,7 +176,7 @@ def element_from_dict(value: Mapping[str, Any]) -> Element:
 
 
 def performing(element: Element, operation: Operation, text: str = "") -> list[Action]:
-    """Return the actions of an operation on an element, in order; `type` replaces the text of a field by `text`."""
+    """Return the actions of an operation on an element; `type` replaces the text of a field by `text`."""
     x, y = element.centre
     match operation:
         case "click":
@@ -249,8 +255,8 @@ STEP = 6
 def make_explorable(suite: str, **options: object) -> tuple[GuiEnv, Explorable]:
     """Return an environment of `suite`, and the object that reports its elements (often the same).
 
-    `options` are as for envs.contract.registry.make_env. The text `accessibility` is requested if the suite gives
-    it, since its elements come from that tree. Raises TaskError.
+    `options` are as for envs.contract.registry.make_env. The text `accessibility` is requested if the suite
+    gives it, since its elements come from that tree. Raises TaskError.
     """
     has_tree_text = "accessibility" in getattr(load_suite(suite), "observes", ())
     return as_explorable(
@@ -267,7 +273,7 @@ def as_explorable(env: GuiEnv) -> tuple[GuiEnv, Explorable]:
 
 
 def grid_state(observation: Observation) -> ScreenState:
-    """Return the state of a screen without a tree: by the suite's own key if it gives one, else by a coarse picture."""
+    """Return the state of a screen without a tree: by the suite's own key, else by a coarse picture."""
     if observation.screen_key:
         return ScreenState(
             observation.screen_key, "", "no tree; the environment's own key of the screen"
@@ -280,8 +286,8 @@ def grid_state(observation: Observation) -> ScreenState:
 def coarse_key(screen: Image.Image) -> str:
     """Return a difference hash of a screen, 32 hex digits.
 
-    It tells for each cell whether its right neighbour is darker, lighter or neither. Two screens that agree in all
-    of that have the same hash.
+    It tells for each cell whether its right neighbour is darker, lighter or neither. Two screens that agree
+    in all of that have the same hash.
     """
     import numpy as np  # here, so that importing this module does not load it
 

@@ -1,4 +1,4 @@
-"""Calls of an environment's methods, with errors that tell its author what the contract expects and what came.
+"""Calls of an environment's methods, with errors that tell its author what the contract expects.
 
 call_method    calls a method; raises an error if it is missing or takes other arguments
 unpack         checks the number of values that a method returned
@@ -63,7 +63,10 @@ def call_method(env: object, name: str, *arguments: object, **keywords: object) 
 def _other_signature(
     method: object, arguments: Sequence[object], keywords: Mapping[str, object]
 ) -> inspect.Signature | None:
-    """Return the signature of a method that does not take these arguments; None if it does, or has no signature."""
+    """Return the signature of a method that does not take these arguments.
+
+    Returns None if it does take them, or has no signature.
+    """
     assert callable(method)
     try:
         signature = inspect.signature(method)
@@ -77,7 +80,10 @@ def _other_signature(
 
 
 def unpack(name: str, returned: object, names: Sequence[str]) -> Sequence[object]:
-    """Return the values of a returned tuple or list. Raises EnvError unless there is one for each of `names`."""
+    """Return the values of a returned tuple or list.
+
+    Raises EnvError unless there is one for each of `names`.
+    """
     if isinstance(returned, tuple | list) and len(returned) == len(names):
         return returned
     raise EnvError(f"{name} must return ({', '.join(names)}), got {_number_of(name, returned)}")

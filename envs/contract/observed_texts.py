@@ -47,7 +47,10 @@ def outline(widgets: Iterable[Widget]) -> str:
 
 
 def bounded(kind: ObservedKind, text: str, most: int) -> str:
-    """Return at most `most` characters and a note where the text is cut: the first of a tree, the last of a terminal."""
+    """Return a text cut to `most` characters, with a note that it is cut.
+
+    The first characters of a tree are returned, and the last ones of a terminal.
+    """
     if len(text) <= most:
         return text
     if kind == "terminal":

@@ -57,7 +57,7 @@ def checked(make: Callable[P, R]) -> Callable[P, R]:
 
 
 def first_problem(error: ValidationError, depth: int | None = None) -> str:
-    """Return the first error that pydantic reports, in one line: its place, cut to `depth` parts, and what is wrong."""
+    """Return the first error that pydantic reports in one line: its place, to `depth` parts, and its text."""
     first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"][:depth])) or "it"
     message = first["msg"].removeprefix("Value error, ").replace("Field required", "is missing")

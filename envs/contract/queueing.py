@@ -1,4 +1,4 @@
-"""Waits for what environments share: a turn to boot, a shared browser, a file that another environment fetches.
+"""Waits for what environments share: a turn to boot, a browser, a file that another one fetches.
 
     queueing            a context in which a call waits for others; its deadline stands still meanwhile
     QueuePlace          the wait of one call: it pauses, and notes when others get their turn
@@ -42,7 +42,8 @@ class SharedWait:
 
 
 OnQueue = Callable[[SharedWait | None], None]
-"""Is called with what a call waits for, again whenever another call gets its turn, and with None when it goes on."""
+"""Is called with what a call waits for, again whenever another call gets its turn, and with None when it
+goes on."""
 
 
 def ignore_queue(_: SharedWait | None) -> None:
@@ -137,7 +138,10 @@ class SharedLock:
 
     @contextmanager
     def hold(self, patience_s: float, otherwise: str) -> Iterator[None]:
-        """Hold the lock while inside. Raises EnvError with the text `otherwise` once one call holds it for `patience_s`."""
+        """Hold the lock while inside.
+
+        Raises EnvError with the text `otherwise` once one call holds it for `patience_s`.
+        """
         turn = Event()
         with self._lock:
             self._turns.append(turn)

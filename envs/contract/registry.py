@@ -183,8 +183,8 @@ def check_parts(
 ) -> None:
     """Raise MissingPartError if a browser, package or program is missing that `suite` needs.
 
-    This calls the suite's `check_parts(**options)`, if it has one. If that has a parameter `tasks`, it gets the
-    ids of the tasks to play (None: all). Starts no environment.
+    This calls the suite's `check_parts(**options)`, if it has one. If that has a parameter `tasks`, it gets
+    the ids of the tasks to play (None: all). Starts no environment.
     """
     texts = {"observe": tuple(observe)} if observe else {}
     _call_hook(suite, "check_parts", {**options, **texts}, {"tasks": tasks})
@@ -193,8 +193,8 @@ def check_parts(
 def longest_reset_s(suite: str, options: Mapping[str, Any]) -> float:
     """Return the seconds that a reset may take with these options; 0 if the suite has no such limit.
 
-    This calls the suite's `longest_reset_s(**options)`, if it has one, with the options that it takes. The deadline
-    of a reset must be longer, or a reset is given up that would have succeeded. Waits in queues
+    This calls the suite's `longest_reset_s(**options)`, if it has one, with the options that it takes. The
+    deadline of a reset must be longer, or a reset is given up that would have succeeded. Waits in queues
     (envs/contract/queueing.py) do not count. Raises TaskError for a value that is no number of seconds.
     """
     longest_s = _call_hook(suite, "longest_reset_s", options)
@@ -213,8 +213,8 @@ def _call_hook(
 ) -> Any:
     """Call an optional method of a suite and return its result; return None if the suite has no such method.
 
-    The method gets the `options` and `extras` that it has parameters for (`options` all if it has `**options`).
-    Raises TaskError if it cannot be called or fails; a DartError that it raises is passed on.
+    The method gets the `options` and `extras` that it has parameters for (`options` all if it has
+    `**options`). Raises TaskError if it cannot be called or fails; a DartError that it raises is passed on.
     """
     hook = getattr(load_suite(suite), method, None)
     if hook is None:
@@ -337,8 +337,8 @@ def select_tasks(
     """Return the tasks of `suite` that `patterns` name; without patterns all of `among`.
 
     Globs choose from `among` (default: the whole suite). A full id is looked up in the whole suite, so that
-    the caller can report why the task may not be used. Raises TaskError, with the closest id, for a pattern that
-    names no task, and if the exclusions leave none.
+    the caller can report why the task may not be used. Raises TaskError, with the closest id, for a pattern
+    that names no task, and if the exclusions leave none.
     """
     everyone = list(load_suite(suite).tasks.values())
     selectable = everyone if among is None else list(among)

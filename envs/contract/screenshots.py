@@ -57,8 +57,9 @@ def observe(image: bytes, encoding: ImageEncoding) -> Observation:
 def stored_as(observation: Observation, encoding: StoredEncoding) -> Observation:
     """Return the observation with its screenshot in the encoding of the store. Raises EnvError.
 
-    The environment process calls this once for each screenshot. The policy samples from these bytes, the store
-    keeps them and the trainer computes from them, so that a lossy encoding changes the same for all three.
+    The environment process calls this once for each screenshot. The policy samples from these bytes, the
+    store keeps them and the trainer computes from them, so that a lossy encoding changes the same for all
+    three.
     """
     if encoding == "png" or observation.media_type == f"image/{encoding}":
         return observation
@@ -109,7 +110,8 @@ _HOLD_EXIF = frozenset({"exif", "Raw profile type exif", "XML:com.adobe.xmp"})
 def as_seen(image: Image.Image) -> Image.Image:
     """Return an open image as a viewer shows it, as RGB.
 
-    It is turned according to its EXIF, and transparent parts become white. Of 16 bits the upper eight are used.
+    It is turned according to its EXIF, and transparent parts become white. Of 16 bits the upper eight are
+    used.
     """
     turn = _TURNS.get(_orientation(image))
     if image.mode.startswith("I"):

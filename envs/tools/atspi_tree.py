@@ -1,14 +1,15 @@
 """The accessibility tree of a desktop (AT-SPI) as nodes of envs.contract.elements, for an explorer.
 
-    elements_from   the elements that can be seen and reached; the cells of a grid if no application reports widgets
-    state_from      the state of the screen; by its picture if no application reports widgets
+    elements_from   the elements that can be seen and reached; cells of a grid if there is no tree
+    state_from      the state of the screen; by its picture if there is no tree
     nodes_of        the windows with their widgets, as nodes
     route_of        the applications, and the titles of their dialogs
     in_place        the widgets with their boxes corrected
 
-AT-SPI reports neither which window covers another nor which widgets a pointer grab makes unreachable. So these
-rules apply: a modal dialog makes the rest of its application unreachable, an open menu everything but menus, and
-the active window covers what is beneath it. A widget that is unreachable has no actions, but counts for the state.
+AT-SPI reports neither which window covers another nor which widgets a pointer grab makes unreachable. So
+these rules apply: a modal dialog makes the rest of its application unreachable, an open menu everything but
+menus, and the active window covers what is beneath it. A widget that is unreachable has no actions, but
+counts for the state.
 """
 
 from __future__ import annotations
@@ -95,13 +96,13 @@ class _Read:
 
 
 def elements_from(widgets: Sequence[Report], observation: Observation) -> list[Element]:
-    """Return the elements that can be seen and reached; the cells of a grid if no application reports widgets."""
+    """Return the elements that can be seen and reached, or the cells of a grid if there is no tree."""
     windows = nodes_of(widgets, observation.width, observation.height)
     return elements_of(windows) if windows else grid_elements(observation.width, observation.height)
 
 
 def state_from(widgets: Sequence[Report], observation: Observation) -> ScreenState:
-    """Return the state of the screen: by the windows and their skeletons, or by the picture if there are none."""
+    """Return the state of the screen: by the skeletons of its windows, or by the picture if it has none."""
     windows = nodes_of(widgets, observation.width, observation.height)
     return state_of(route_of(widgets), windows) if windows else grid_state(observation)
 
@@ -135,8 +136,8 @@ def route_of(widgets: Sequence[Report]) -> str:
 def in_place(widgets: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Correct the boxes of LibreOffice's widgets, and return the widgets.
 
-    LibreOffice reports the contents of a window too high by the height of its menu bar, as if the root pane began
-    where the panel around both begins. The GTK widgets among them (lists, fields) have right boxes.
+    LibreOffice reports the contents of a window too high by the height of its menu bar, as if the root pane
+    began where the panel around both begins. The GTK widgets among them (lists, fields) have right boxes.
     """
     above: list[tuple[_Area, _Area]] = []  # by depth: the box, and the offset of what is in it
     for widget in widgets:

@@ -3,9 +3,10 @@
     ChildProgram   the process: started at the first request; if it hangs, killed with all that it started
     find_named     the interpreter that an option or a variable names
 
-It serves libraries whose version pins exclude those of dart. The program is run as `python -c SOURCE` and is never
-imported. For each request it reads a JSON line on stdin and writes a JSON line to its original stdout. If that
-line has `blobs`, a list of lengths, that many bytes follow it. The stderr of the program is its log.
+It serves libraries whose version pins exclude those of dart. The program is run as `python -c SOURCE` and
+is never imported. For each request it reads a JSON line on stdin and writes a JSON line to its original
+stdout. If that line has `blobs`, a list of lengths, that many bytes follow it. The stderr of the program is
+its log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A headless Chromium process with a profile of its own: found, started, used through a pipe, ended, cleaned up.
+"""A headless Chromium process with its own profile: found, started, used through a pipe, ended.
 
 find_chromium           finds the binary, or raises an error with the install step
 BrowserProcess          one browser with its process group and a new profile folder
@@ -27,8 +27,8 @@ from bus.errors import EnvError, MissingPartError
 logger = logging.getLogger(__name__)
 
 BINARY = "/usr/lib/chromium/chromium-headless-shell"
-"""Debian's binary. The one in /usr/bin is a script, which would be a process between this one and the browser. The
-full browser cannot draw on command."""
+"""Debian's binary. The one in /usr/bin is a script, which would be a process between this one and the
+browser. The full browser cannot draw on command."""
 
 FLAGS = (
     "--headless",

@@ -2,7 +2,7 @@
 
     canonical      the canonical name of a key, from any of its names
     is_shifted     whether a US keyboard writes a character with shift
-    InputMachine   converts actions into events; keeps the buttons and keys that are down, and the pointer's place
+    InputMachine   converts actions into events; keeps what is down, and the pointer's place
     Moved, Button, Wheel, Key, Text   the events, which a suite performs
 
 Button and Wheel events have their place, since the pointer may have been elsewhere before.
@@ -66,7 +66,10 @@ def is_shifted(key: str) -> bool:
 
 @dataclass(frozen=True)
 class Moved:
-    """The pointer moves. While a button is down it moves in several strides, since pages and windows track the path."""
+    """The pointer moves.
+
+    While a button is down it moves in several strides, since pages and windows track the path.
+    """
 
     begin: Point
     end: Point

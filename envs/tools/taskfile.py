@@ -11,10 +11,10 @@
     graded       the verdict of a score
 
 The schema is OSWorld's (desktop_env/desktop_env.py, evaluation_examples/examples). There `func`, `result`,
-`expected` and `options` are single values, or lists with one entry for each function; here each function is one
-`Check`. The environment defines the types of set-up steps, getters and functions; nothing is run here. METRICS,
-joined and graded compute what OSWorld computes (desktop_env.py, evaluators/metrics). Fields that are not in the
-schema are stored in `extra`.
+`expected` and `options` are single values, or lists with one entry for each function; here each function is
+one `Check`. The environment defines the types of set-up steps, getters and functions; nothing is run here.
+METRICS, joined and graded compute what OSWorld computes (desktop_env.py, evaluators/metrics). Fields that
+are not in the schema are stored in `extra`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,10 @@ class Evaluator:
     @model_validator(mode="before")
     @classmethod
     def _of_file(cls, value: Any) -> Any:
-        """Convert the lists of a file, one entry for each function, into checks; "none" is an evaluator without checks."""
+        """Convert the lists of a file, one entry for each function, into checks.
+
+        "none" is an evaluator without checks.
+        """
         if value == NO_EVALUATOR:
             return {"checks": ()}
         if not isinstance(value, dict):
@@ -167,12 +170,15 @@ class TaskFile:
 
     @property
     def digest(self) -> str:
-        """Return a digest of the content of the file, set-up and evaluator included; its path does not count."""
+        """Return a digest of the content of the file, with set-up and evaluator; its path does not count."""
         content = _TASK_FILE.dump_python(replace(self, path=None), mode="json")
         return content_hash(json.dumps(content, sort_keys=True).encode())
 
     def task(self, suite: str, **params: Any) -> Task:
-        """Return the file as a task of `suite`. Its `params` have the file's digest, which evaluations compare."""
+        """Return the file as a task of `suite`.
+
+        Its `params` have the file's digest, which evaluations compare.
+        """
         return Task(
             f"{suite}/{self.id}",
             suite,
@@ -194,7 +200,9 @@ class LoadedTasks(NamedTuple):
 
 
 def load_tasks(folder: Path, *, heldout: Collection[str] = ()) -> LoadedTasks:
-    """Return the tasks of all `*.json` below `folder`. Those in `heldout` are held out, whatever their files say.
+    """Return the tasks of all `*.json` below `folder`.
+
+    Those in `heldout` are held out, whatever their files say.
 
     Raises TaskError if the folder does not exist or holds no such file, or if an id of `heldout` is not
     the id of one of its tasks.
@@ -221,7 +229,10 @@ def load_tasks(folder: Path, *, heldout: Collection[str] = ()) -> LoadedTasks:
 
 
 def read_ids(path: Path) -> list[str]:
-    """Return the task ids of a JSON file: a list, or lists by domain as in OSWorld's test_all.json. Raises TaskError."""
+    """Return the task ids of a JSON file: a list, or lists by domain as in OSWorld's test_all.json.
+
+    Raises TaskError.
+    """
     value = _decode(path)
     lists = list(value.values()) if isinstance(value, dict) else [value]
     if not all(isinstance(ids, list) for ids in lists):
@@ -233,7 +244,10 @@ def read_ids(path: Path) -> list[str]:
 
 
 def read_task(value: object, path: Path, *, heldout: Collection[str] = ()) -> TaskFile:
-    """Return the task that a decoded file describes. Raises TaskError, which names the file, the field and the fix."""
+    """Return the task that a decoded file describes.
+
+    Raises TaskError, which names the file, the field and the fix.
+    """
     try:
         task = _TASK_FILE.validate_python(value)
     except ValidationError as error:
@@ -301,7 +315,8 @@ METRICS: Mapping[str, Metric] = {
 def claimed(evaluator: Evaluator, last: Action | None) -> Verdict | None:
     """Return the verdict that the policy's `last` action decides; None if the checks must decide.
 
-    The action `fail` passes a task that cannot be done and fails any other. A task without an evaluator is invalid.
+    The action `fail` passes a task that cannot be done and fails any other. A task without an evaluator is
+    invalid.
     """
     if evaluator.missing:
         return Verdict("invalid", "the task has no evaluator; a judge can decide: set [env.judge]")
@@ -317,8 +332,8 @@ def claimed(evaluator: Evaluator, last: Action | None) -> Verdict | None:
 def joined(scores: Iterable[float], conj: Conjunction) -> float:
     """Return the score of all checks [C] together; `scores` is read only as far as needed.
 
-    This is OSWorld's rule: with `and` the mean, or 0 as soon as one is 0; with `or` the greatest, or 1 as soon
-    as one is 1.
+    This is OSWorld's rule: with `and` the mean, or 0 as soon as one is 0; with `or` the greatest, or 1 as
+    soon as one is 1.
     """
     evaluated = []
     for score in scores:

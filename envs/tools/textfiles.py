@@ -5,7 +5,8 @@ lines_of     the lines of a file one by one, without the whole file in memory
 why          the reason why a file could not be read, in words, and the fix
 read_toml    a TOML file as a pydantic model
 
-An editor on Windows begins a file with a byte order mark, a shell there writes UTF-16, and lines end with CR LF.
+An editor on Windows begins a file with a byte order mark, a shell there writes UTF-16, and lines end with
+CR LF.
 """
 
 from __future__ import annotations
@@ -41,20 +42,26 @@ def decoded(content: bytes) -> str:
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """Yield the lines of a file with their line ends. Raises OSError and UnicodeDecodeError as `read_text` does."""
+    """Yield the lines of a file with their line ends.
+
+    Raises OSError and UnicodeDecodeError as `read_text` does.
+    """
     with path.open("rb") as file:
         encoding = json.detect_encoding(file.read(4))
     try:
         with path.open(encoding=encoding) as lines:
             yield from lines
     except UnicodeDecodeError:
-        # This error counts the place within a block that was read; that of read_text counts it within the file.
+        # This error counts the place within a block that was read; that of read_text counts it within the
+        # file.
         read_text(path)
         raise
 
 
 def why(error: Exception, fix: str) -> str:
-    """Return the reason why a JSON file cannot be read, and the fix: the end of a sentence that begins with its name.
+    """Return the reason why a JSON file cannot be read, and the fix.
+
+    It is the end of a sentence that begins with the name of the file.
 
     `fix` is the fix for a file that is missing or whose text is wrong.
     """

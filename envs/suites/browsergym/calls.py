@@ -1,7 +1,7 @@
 """GUI actions as calls of program.py.
 
     CallWriter   converts the actions of one episode into calls
-    MEANINGS     keys with a meaning for the browser itself, which a page shown without the browser does not get
+    MEANINGS     keys with a meaning for the browser itself, as calls
 
 A call is a name and plain values. Points are in pixels of the screenshot.
 """

@@ -1,8 +1,8 @@
 """BrowsergymEnv: plays BrowserGym's tasks in a process that has the package.
 
-The reward of a task is BrowserGym's own, which it computes after each step. A page that hangs, a browser that dies
-and a task that cannot be set up raise EnvError; the process is then killed with its browser, and the next reset
-starts a new one.
+The reward of a task is BrowserGym's own, which it computes after each step. A page that hangs, a browser
+that dies and a task that cannot be set up raise EnvError; the process is then killed with its browser, and
+the next reset starts a new one.
 
 An instruction is text, so the images of a goal are shown below the first screenshot (with_images).
 """
@@ -58,7 +58,7 @@ class BrowsergymEnv:
     def __init__(
         self, find_task: Callable[[Mapping[str, Any] | None], Task], settings: Settings
     ) -> None:
-        """Make an environment; `find_task` returns the task that the options of a reset name, or raises TaskError."""
+        """Make an environment; `find_task` returns the task that a reset names, or raises TaskError."""
         self._find_task = find_task
         self._settings = settings
         self._program: ChildProgram | None = None
@@ -223,8 +223,8 @@ _BACKGROUND = "white"
 def with_images(screenshot: bytes, images: Sequence[bytes]) -> bytes:
     """Return a PNG of the screenshot with the images side by side below it, in half its height.
 
-    Points of the page keep their coordinates; a point below the page hits nothing. Raises EnvError for an image
-    that cannot be read.
+    Points of the page keep their coordinates; a point below the page hits nothing. Raises EnvError for an
+    image that cannot be read.
     """
     screen = as_seen(Image.open(io.BytesIO(screenshot)))
     strip = screen.height // 2

@@ -1,7 +1,7 @@
 """The program that plays BrowserGym's tasks, in an interpreter that has the package `browsergym`.
 
-It runs as `python -c SOURCE` and is never imported; envs/tools/child_program.py defines the protocol. Its requests
-and their answers:
+It runs as `python -c SOURCE` and is never imported; envs/tools/child_program.py defines the protocol. Its
+requests and their answers:
 
     {"do": "list"}   ->  the registered tasks, and the packages that could not be loaded
     {"do": "reset"}  ->  the goal and its images, and the first screen
@@ -72,7 +72,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def load_packages(only: str = "") -> dict[str, str]:
-    """Import every package that registers tasks, or only the one named `only`; return those that failed, and why.
+    """Import every package that registers tasks, or only `only`; return those that failed, and why.
 
     Some packages load torch, so that one alone is imported where it is enough.
     """
@@ -125,7 +125,10 @@ def unachievable() -> list[int]:
 
 
 class QuietChat:
-    """The messages of an episode. BrowserGym's own class shows them in a second browser, which is not needed."""
+    """The messages of an episode.
+
+    BrowserGym's own class shows them in a second browser, which is not needed.
+    """
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -177,7 +180,7 @@ class KeptPlaywright:
         return self
 
     def launch(self, **options: Any) -> KeptBrowser:
-        """Return the browser in use if it runs, has these options and is not worn out; else start a new one."""
+        """Return the browser in use, or start one if it ended, is worn out or has other options."""
         self._episodes += 1
         fits = options == self._launch_options and self._episodes <= EPISODES_A_BROWSER
         if self._browser is None or not fits or not self._browser.is_connected():

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class BrowsergymSuite:
-    """The tasks that BrowserGym registers in its interpreter; without an interpreter those of release 0.14.3."""
+    """The tasks that BrowserGym registers in its interpreter, or without one those of release 0.14.3."""
 
     name = "browsergym"
     observes: tuple[ObservedKind, ...] = ("accessibility",)
@@ -74,10 +74,10 @@ class BrowsergymSuite:
         """Return an environment with its own process and browser, which the first reset starts.
 
         `python` is the interpreter that has BrowserGym, `chromium` the browser's binary if it is not
-        Debian's. `size` is the size of the viewport (None: the task's), `pause_s` the time that a page
-        gets to react to an action (None: the benchmark's). `deadline_s` is the longest time of a step, `reset_s`
-        of a reset. Images in a goal are shown "below" the first screenshot, or raise an error ("refuse"), as
-        `goal_images` says. `task_options` go to the class of the task, e.g. {"with_na_hint": true} in
+        Debian's. `size` is the size of the viewport (None: the task's), `pause_s` the time that a page gets
+        to react to an action (None: the benchmark's). `deadline_s` is the longest time of a step, `reset_s`
+        of a reset. Images in a goal are shown "below" the first screenshot, or raise an error ("refuse"),
+        as `goal_images` says. `task_options` go to the class of the task, e.g. {"with_na_hint": true} in
         WebArena. Raises TaskError.
         """
         settings = Settings(

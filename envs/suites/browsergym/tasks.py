@@ -34,7 +34,7 @@ INSTALL_STEP = (
 
 
 def find_interpreter(option: str = "") -> str:
-    """Return the interpreter `option`, else the one of the variable, else the one of scripts/setup-browsergym.
+    """Return the interpreter of `option`, else of the variable, else of scripts/setup-browsergym.
 
     Returns an empty text if there is none. Raises MissingPartError if one is named and does not exist.
     """
@@ -115,7 +115,10 @@ def benchmark_of(name: str) -> Benchmark:
 
 
 def make_tasks(names: Iterable[str], infeasible: Iterable[str] = ()) -> dict[str, Task]:
-    """Return tasks by id, from names without `browsergym/`. The open-ended task, which has no goal, is left out."""
+    """Return tasks by id, from names without `browsergym/`.
+
+    The open-ended task, which has no goal, is left out.
+    """
     cannot = set(infeasible)
     return {
         f"browsergym/{name}": Task(
@@ -132,7 +135,10 @@ def make_tasks(names: Iterable[str], infeasible: Iterable[str] = ()) -> dict[str
 
 
 def known_names() -> Iterator[str]:
-    """Yield the names of tasks of BrowserGym 0.14.3; those of other packages are known only where they are installed."""
+    """Yield the names of the tasks of BrowserGym 0.14.3.
+
+    Tasks of other packages are known only where the packages are installed.
+    """
     listed = files("envs.suites.browsergym").joinpath("known_tasks.txt").read_text(encoding="utf-8")
     yield from listed.split()
     yield from (f"webarena.{number}" for number in range(812))
@@ -225,7 +231,7 @@ def _read(answer: Mapping[str, Any]) -> Registered:
 
 
 def _state_of(python: str) -> str:
-    """Return a digest of what the answer depends on: the interpreter, its packages, the user's own packages."""
+    """Return a digest of what the answer depends on: the interpreter, its packages, the user's packages."""
     place = Path(python)
     folders = [place, *place.parent.parent.glob("lib/python*/site-packages")]
     folders += [folder / "browsergym" for folder in folders[1:]]

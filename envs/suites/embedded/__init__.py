@@ -14,7 +14,7 @@
     tasks/        the task templates
     apps/         applications with many screens, and their tasks
 
-A screen is a function of state: after each event the layers are built again from the scene's state, placed and
-painted. Widgets have no state; what must persist from one event to the next (focus, caret, scroll offsets, the open
-drop-down) is in `Ui`.
+A screen is a function of state: after each event the layers are built again from the scene's state, placed
+and painted. Widgets have no state; what must persist from one event to the next (focus, caret, scroll
+offsets, the open drop-down) is in `Ui`.
 """

@@ -1,8 +1,8 @@
 """Layers of widgets, and how events are dispatched to them.
 
-A scene returns its layers, bottom to top; the open pop-up of a widget is one more. The topmost layer under the
-pointer gets the event. A modal layer blocks the layers beneath it; a pop-up closes when something else is pressed.
-After each event the layers are built again.
+A scene returns its layers, bottom to top; the open pop-up of a widget is one more. The topmost layer under
+the pointer gets the event. A modal layer blocks the layers beneath it; a pop-up closes when something else
+is pressed. After each event the layers are built again.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ class App:
             self._move_focus(top, -1 if len(keys) == 2 else 1)
 
     def _focused(self) -> Widget | None:
-        """Return the widget that gets the keys: the owner of the open pop-up, else the focused widget of the top layer."""
+        """Return the widget that gets the keys: the owner of the open pop-up, else the focused one on top."""
         if self.ui.opened:
             return self.find(self.ui.opened)
         top = self.layers[-1].root

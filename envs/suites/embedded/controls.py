@@ -1,4 +1,4 @@
-"""Labelled controls: buttons, check boxes, radios, toggles, tabs, sliders; scrolling views and the rows of lists.
+"""Labelled controls: buttons, check boxes, radios, toggles, tabs, sliders, scrolling views, list rows.
 
 Text entry is in textfield.py, drop-downs and menus in menus.py.
 """

@@ -1,9 +1,9 @@
 """The canvas: flat fills, cached anti-aliased shapes and text; and its bytes, as PNG or JPEG.
 
-The PNG is lossless, with palette indices: one byte a pixel, no filter, deflate level 1. At 448x336 this takes a
-third of the time of JPEG (benchmarks/speed/embedded.py measures both). This module writes the PNG itself, since
-with Pillow's writer (mode P, level 1, the same pixels) suite `mini` makes 0.60 of the steps/s at 168x168, and
-suite `desk` 0.93 to 0.99 at 448x336.
+The PNG is lossless, with palette indices: one byte a pixel, no filter, deflate level 1. At 448x336 this
+takes a third of the time of JPEG (benchmarks/speed/embedded.py measures both). This module writes the PNG
+itself, since with Pillow's writer (mode P, level 1, the same pixels) suite `mini` makes 0.60 of the steps/s
+at 168x168, and suite `desk` 0.93 to 0.99 at 448x336.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Rect(NamedTuple):
         return self.x0 <= x < self.x1 and self.y0 <= y < self.y1
 
     def inset(self, dx: int, dy: int | None = None) -> Rect:
-        """Return this rectangle smaller by dx on the left and right, and by dy (default dx) above and below."""
+        """Return this rectangle, smaller by dx on the left and right, by dy (default dx) above and below."""
         dy = dx if dy is None else dy
         return Rect(self.x0 + dx, self.y0 + dy, self.x1 - dx, self.y1 - dy)
 

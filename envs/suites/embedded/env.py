@@ -47,7 +47,8 @@ class EmbeddedEnv:
     ) -> None:
         """Make an environment; `design` is the smallest size for which the scenes are laid out, at scale 1.
 
-        An instance allows `slack` steps beyond `need`. Raises TaskError for an invalid size, encoding or slack.
+        An instance allows `slack` steps beyond `need`. Raises TaskError for an invalid size, encoding or
+        slack.
         """
         width, height = size
         if not (32 <= width <= MAX_SIDE and 32 <= height <= MAX_SIDE):
@@ -132,7 +133,7 @@ class EmbeddedEnv:
         return self._playing()[1].widgets()
 
     def elements(self) -> list[Element]:
-        """Return the elements that can be seen and reached, in reading order (envs.contract.elements.Explorable)."""
+        """Return the elements that can be seen and reached, in reading order."""
         return elements_of(nodes_of(self._playing()[1]))
 
     def state(self) -> ScreenState:
@@ -146,7 +147,7 @@ class EmbeddedEnv:
         return scene.solve(app)
 
     def oracle_hint(self) -> str:
-        """Return the next action as an instruction for one step; empty unless it clicks a widget with a name."""
+        """Return the next action as an instruction for one step; empty unless it clicks a named widget."""
         action = self.oracle_action()
         if not isinstance(action, Click) or action.button != "left":
             return ""
@@ -170,7 +171,10 @@ class EmbeddedEnv:
         return scene, App(ui, scene.layers)
 
     def _need(self, task: Task, seed: int) -> int:
-        """Return the steps of the oracle's solution, counted by playing it on a separate scene. Raises EnvError."""
+        """Return the steps of the oracle's solution, counted by playing it on a separate scene.
+
+        Raises EnvError.
+        """
         scene, app = self._start(task, seed)
         for steps in range(1, SOLVE_LIMIT):
             action = scene.solve(app)
@@ -185,7 +189,7 @@ class EmbeddedEnv:
         raise EnvError(f"{task.id} seed {seed}: no solution within {SOLVE_LIMIT} steps")
 
     def _observe(self) -> Observation:
-        """Return the present screen as an observation; a screen equal to the last one is not encoded again."""
+        """Return the present screen as an observation; one equal to the last is not encoded again."""
         canvas = self._playing()[1].paint()
         pixels = canvas.image.tobytes()
         if self._last is None or self._last[0] != pixels:

@@ -23,7 +23,9 @@ REACHED = Verdict("pass", "the goal is reached")
 
 
 class Scene(ABC):
-    """The task instance of one episode. It is made from a seeded generator, so that a seed always gives the same scene.
+    """The task instance of one episode.
+
+    It is made from a seeded generator, so that a seed always gives the same scene.
 
     `over` ends the episode at once, after an action that cannot be undone.
     """
@@ -39,7 +41,7 @@ class Scene(ABC):
 
     @property
     def screen_route(self) -> str:
-        """The place in the application for an explorer, the same for every seed; empty: the titles of its windows."""
+        """The place in the application, the same for every seed; empty for the titles of its windows."""
         return ""
 
     @abstractmethod

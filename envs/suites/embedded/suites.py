@@ -75,7 +75,7 @@ class EmbeddedSuite:
         split: Split = "train",
         params: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Add the task `NAME/kind`, whose shortest solution takes at most `steps`; `tier` defaults to that."""
+        """Add the task `NAME/kind`, whose shortest solution takes at most `steps` (the default of `tier`)."""
         task_id = f"{self.name}/{kind}"
         self.scenes[task_id] = scene
         self.tasks[task_id] = Task(
@@ -145,8 +145,8 @@ class MiniSuite(EmbeddedSuite):
 class ComposedSuite(MiniSuite):
     """Every kind of `mini` behind no, one or two pop-ups, without and with a confirmation.
 
-    All of them may be trained on; the suite measures which tasks are worth training on. A failure may take long,
-    as in other suites: `slack` may be up to ten.
+    All of them may be trained on; the suite measures which tasks are worth training on. A failure may take
+    long, as in other suites: `slack` may be up to ten.
     """
 
     name = "composed"

@@ -172,7 +172,7 @@ def palette_of(theme: Theme) -> Palette:
 
 
 def _entries(theme: Theme) -> list[Colour]:
-    """Return at most 128 colours: those of the theme and of COLOURS first, then the blends in order of use."""
+    """Return at most 128 colours: those of the theme and COLOURS first, then the blends in order of use."""
     base = [getattr(theme, field.name) for field in fields(theme) if field.name != "name"]
     base_colours = [WHITE, BLACK, *base, *COLOURS.values()]
     text_pairs = [

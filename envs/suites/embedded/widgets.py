@@ -1,8 +1,8 @@
 """Parts of every screen: the widget protocol, containers, and the simple widgets.
 
-A widget measures itself, gets a rectangle, paints, and handles events. It has no state: it gets its values when it
-is built, reports changes through callbacks, and what must persist beyond one event is in `Ui`. The controls of suite
-`desk` are in controls.py, textfield.py and menus.py, those of suite `mini` in marks.py.
+A widget measures itself, gets a rectangle, paints, and handles events. It has no state: it gets its values
+when it is built, reports changes through callbacks, and what must persist beyond one event is in `Ui`. The
+controls of suite `desk` are in controls.py, textfield.py and menus.py, those of suite `mini` in marks.py.
 """
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
 
@@ -136,7 +136,7 @@ class Widget:
         """Handle getting the keyboard focus by Tab."""
 
     def popup(self, ui: Ui) -> tuple[Widget, Rect] | None:
-        """Return the pop-up that is shown above everything else while this widget is `ui.opened`; None for none."""
+        """Return the pop-up to show above everything else while this widget is `ui.opened`, or None."""
         return None
 
     def walk(self) -> Iterator[Widget]:
@@ -146,7 +146,7 @@ class Widget:
             yield from child.walk()
 
     def path_to(self, x: int, y: int) -> list[Widget]:
-        """Return the widgets from this one to the innermost at (x, y); empty if the point is not on this one."""
+        """Return the widgets from this one to the innermost at (x, y); none if the point is not on it."""
         if not self.visible.contains(x, y):
             return []
         for child in reversed(self.children):

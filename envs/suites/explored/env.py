@@ -29,8 +29,9 @@ from envs.suites.explored.tasks import ExploredTask, PathStep, read_file
 class ExploredEnv:
     """Plays suite `explored`. See envs.contract.base.GuiEnv for the contract.
 
-    The evaluator compares the environment's `state()` with the goal: an episode passes, and ends, on the screen to
-    reach. The rules and the verdict of the explored suite's task do not count, but an episode that it ends is over.
+    The evaluator compares the environment's `state()` with the goal: an episode passes, and ends, on the
+    screen to reach. The rules and the verdict of the explored suite's task do not count, but an episode
+    that it ends is over.
     """
 
     def __init__(
@@ -167,7 +168,10 @@ class ExploredEnv:
 
 
 class ExploredSuite:
-    """The tasks of a folder, played in environments of the explored suite. Raises TaskError if it has no tasks."""
+    """The tasks of a folder, played in environments of the explored suite.
+
+    Raises TaskError if it has no tasks.
+    """
 
     name = "explored"
 
@@ -220,6 +224,6 @@ class ExploredSuite:
         return longest_reset_s(self.file.suite, self.file.options | options)
 
     def _read(self, observe: Sequence[str]) -> list[str]:
-        """Return the kinds of text that the explored suite must read: elements come from its accessibility tree."""
+        """Return the kinds of text that the explored suite must read, with the tree that has its elements."""
         kinds = [kind for kind in self.observes if kind == "accessibility"]
         return list(dict.fromkeys([*observe, *kinds]))

@@ -29,8 +29,8 @@ from envs.suites.gym.hooks import Episode, GymHooks
 class GymEnv:
     """Plays an environment of gymnasium. See envs.contract.base.GuiEnv for the contract.
 
-    An error in gymnasium's environment or in a hook becomes an EnvError that names the place; the next reset makes
-    a new environment.
+    An error in gymnasium's environment or in a hook becomes an EnvError that names the place; the next
+    reset makes a new environment.
     """
 
     def __init__(self, name: str, tasks: Mapping[str, Task], env_id: str, hooks: GymHooks) -> None:
@@ -183,8 +183,8 @@ MOST_STEPS = 1000
 class GymSuite:
     """The suite of one environment of gymnasium.
 
-    `of` is an id such as CartPole-v1 or ale_py:ALE/Pong-v5; then the option `hooks` names the hooks. Or it is the
-    hooks, which name their environment: file.py:MyHooks or my_package.my_module:MyHooks.
+    `of` is an id such as CartPole-v1 or ale_py:ALE/Pong-v5; then the option `hooks` names the hooks. Or it
+    is the hooks, which name their environment: file.py:MyHooks or my_package.my_module:MyHooks.
     """
 
     def __init__(self, of: str) -> None:
@@ -235,7 +235,10 @@ class GymSuite:
 
 @lru_cache(maxsize=64)
 def _hooks_of(path: str) -> type[GymHooks]:
-    """Return the class of hooks at `path`. Its file runs once, since it may register environments. Raises TaskError."""
+    """Return the class of hooks at `path`.
+
+    Its file runs once, since it may register environments. Raises TaskError.
+    """
     import_gymnasium()
     loaded = load_own("hooks", path, path, once=True)
     if not isinstance(loaded, GymHooks):

@@ -34,9 +34,12 @@ class Episode:
 
 
 class GymHooks:
-    """The base class of hooks: a subclass defines `action` and `verdict`. Each environment gets its own object.
+    """The base class of hooks: a subclass defines `action` and `verdict`.
 
-    `env` is gymnasium's environment without its wrappers. Points of actions are in pixels of the image of `image`.
+    Each environment gets its own object.
+
+    `env` is gymnasium's environment without its wrappers. Points of actions are in pixels of the image of
+    `image`.
     """
 
     env_id: str = ""
@@ -57,16 +60,22 @@ class GymHooks:
         return env.render()
 
     def action(self, action: Action, env: Any) -> Any:
-        """Return the environment's action for an action of the policy; None if there is none, and no step is made.
+        """Return the environment's action for an action of the policy; None if no step is to be made.
 
         It is not called for done, fail and answer, which end the episode.
         """
         raise NotImplementedError
 
     def verdict(self, episode: Episode) -> Verdict:
-        """Return the verdict on the present state. It is also called right after reset, when it must not be a pass."""
+        """Return the verdict on the present state.
+
+        It is also called right after reset, when it must not be a pass.
+        """
         raise NotImplementedError
 
     def oracle(self, env: Any, observation: Any) -> Action:  # noqa: ARG002
-        """Return the next action of a solution. Optional: `dart env check` and `dart data collect` play it."""
+        """Return the next action of a solution.
+
+        Optional: `dart env check` and `dart data collect` play it.
+        """
         raise NoOracleError(f"{type(self).__name__} has no oracle")

@@ -6,5 +6,5 @@ browser   the browsers of a process, and their pages
 cdp       the Chrome DevTools Protocol over a pipe; the Chromium process is in envs/tools/chromium.py
 inputs    GUI actions as protocol commands
 page.js   the clock, random numbers and drawing of a page, under the environment's control
-oracle    the next action of a solution, from the solvers in oracle*.js; the page as nodes, read by elements.js
+oracle    the next action of a solution (oracle*.js), and the page as nodes (elements.js)
 """

@@ -1,7 +1,7 @@
 """A browser that the environments of a process share, and the pages in it.
 
-BrowserHost   starts the browser for the first environment, replaces it when it has died, and ends it with the last
-              environment; it keeps pages loaded for tasks that will be played again
+BrowserHost   starts the browser for the first environment, replaces it when it has died, and ends it with
+              the last environment; it keeps pages loaded for tasks that will be played again
 TaskPage      a page in its own browser context: it loads a task, starts an episode, acts, takes a screenshot
 """
 
@@ -34,11 +34,13 @@ SETTLE_MS = 500  # of the page's time, at the beginning of an episode
 POLL_S = 0.002
 
 BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Pauses in seconds before starting a browser again: after no, one, two, ... browsers in a row that died early."""
+"""Pauses in seconds before starting a browser again: after no, one, two, ... browsers in a row that died
+early."""
 
 SHORT_LIFE_S = 30.0
 STARTS_IN = 4
-"""Limit of a start, in deadlines of one command: it has two commands, and a browser that hangs is ended first."""
+"""Limit of a start, in deadlines of one command: it has two commands, and a browser that hangs is ended
+first."""
 
 SPARE_PAGES = 2
 """Pages kept loaded for each environment, beside the one in which it plays."""
@@ -50,9 +52,9 @@ PAGE_EPISODES = 500
 class BrowserHost:
     """One browser for all environments of a process that have the same options.
 
-    Unused pages stay loaded with their tasks, at most `SPARE_PAGES` for each environment, since loading a page
-    takes as long as some twenty steps. Beyond that number, the page that was unused for longest is used for
-    another task. `starts` counts the browsers that were started so far.
+    Unused pages stay loaded with their tasks, at most `SPARE_PAGES` for each environment, since loading a
+    page takes as long as some twenty steps. Beyond that number, the page that was unused for longest is
+    used for another task. `starts` counts the browsers that were started so far.
     """
 
     def __init__(
@@ -64,7 +66,10 @@ class BrowserHost:
         deadline_s: float,
         size: tuple[int, int] = (WIDTH, HEIGHT),
     ) -> None:
-        """Make a host; it looks for browser and pages only when a page is taken. `size` is a page's, in CSS pixels."""
+        """Make a host; it looks for browser and pages only when a page is taken.
+
+        `size` is a page's, in CSS pixels.
+        """
         self.starts = 0
         self._find_binary = find_binary
         self._find_pages = find_pages
@@ -224,7 +229,7 @@ class TaskPage:
         self.loaded = name
 
     def start(self, seed: int, mode: str, settle_ms: float = SETTLE_MS) -> dict[str, Any]:
-        """Begin an episode of the loaded task; return its `instruction` and the fields that `pass_time` returns.
+        """Begin an episode of the loaded task; return its `instruction` and the fields of `pass_time`.
 
         The seed is passed as a number, as in Farama's `reset(seed=n)`: seedrandom draws differently from "7".
         """
@@ -264,8 +269,9 @@ class TaskPage:
     def look(self) -> bytes:
         """Return a screenshot of the present state.
 
-        One frame is drawn for it. In a browser that draws by its own clock, Page.captureScreenshot would wait for
-        that clock or, with an unlimited frame rate, begin some two hundred frames for each screenshot.
+        One frame is drawn for it. In a browser that draws by its own clock, Page.captureScreenshot would
+        wait for that clock or, with an unlimited frame rate, begin some two hundred frames for each
+        screenshot.
         """
         drew_s = 0.0  # without the time in which other pages drew
         while drew_s < self._deadline_s:

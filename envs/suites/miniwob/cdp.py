@@ -4,9 +4,9 @@
     PageSession   calls to one page
     Call          one command, which may be sent together with others
 
-It uses a pipe instead of a WebSocket: there is no port that other users of the host could reach, no polling at
-the start, no package to install, and a browser whose pipe is closed exits, so that none outlives this process,
-even after `kill -9`. Messages are JSON, each ended by a zero byte (Chromium,
+It uses a pipe instead of a WebSocket: there is no port that other users of the host could reach, no polling
+at the start, no package to install, and a browser whose pipe is closed exits, so that none outlives this
+process, even after `kill -9`. Messages are JSON, each ended by a zero byte (Chromium,
 content/browser/devtools/devtools_pipe_handler.cc). Any thread may call; one thread reads.
 """
 
@@ -112,7 +112,7 @@ class Chromium:
         return self.exchange("", [Call(method, params)], self._deadline_s)[0]
 
     def open(self, context: str, width: int, height: int) -> PageSession:
-        """Return a new page in browser context `context`, of a size in CSS pixels, that draws only on command.
+        """Return a new page in a browser context, of a size in CSS pixels, that draws only on command.
 
         Raises EnvError.
         """
@@ -146,8 +146,8 @@ class Chromium:
     def exchange(self, session: str, calls: Sequence[Call], deadline_s: float) -> list[CdpResult]:
         """Send all `calls` at once and wait for all replies, in their order.
 
-        `session` is the id of a page's session, or empty for the browser. Raises EnvError if a call is refused,
-        if there is no reply within `deadline_s`, and if the page or the browser ends.
+        `session` is the id of a page's session, or empty for the browser. Raises EnvError if a call is
+        refused, if there is no reply within `deadline_s`, and if the page or the browser ends.
         """
         answers: queue.SimpleQueue[_CdpAnswer] = queue.SimpleQueue()
         numbered = {next(self._ids): call for call in calls}

@@ -1,8 +1,8 @@
 """MiniwobEnv: plays MiniWoB++ tasks (PyPI `miniwob`) in headless Chromium.
 
-A task evaluates itself: its page ends the episode with a raw reward of -1 to 1. A reward that reaches the task's
-threshold is a pass; by the published metric, a reward above 0 is. If page or browser break, EnvError is raised,
-the episode is invalid, and the next reset begins with a new page, in a new browser if needed.
+A task evaluates itself: its page ends the episode with a raw reward of -1 to 1. A reward that reaches the
+task's threshold is a pass; by the published metric, a reward above 0 is. If page or browser break, EnvError
+is raised, the episode is invalid, and the next reset begins with a new page, in a new browser if needed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ class MiniwobEnv:
         return observation, {"instruction": self._page_state["instruction"]}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Perform the action and advance the page's time by `step_ms`, or by the page's own pace. Raises EnvError."""
+        """Perform the action and advance the page's time by `step_ms`, or by the page's own pace.
+
+        Raises EnvError.
+        """
         page = self._playing()
         if self._over:
             raise EnvError("the episode is over; call reset before the next step")
@@ -127,7 +130,10 @@ class MiniwobEnv:
         return self._page_state
 
     def ask(self, expression: str) -> Any:
-        """Return the value of an expression in the page, for tools that examine it. Raises EnvError if it throws."""
+        """Return the value of an expression in the page, for tools that examine it.
+
+        Raises EnvError if it throws.
+        """
         return self._playing().evaluate(expression)
 
     def widgets(self) -> list[PageWidget]:
@@ -138,7 +144,10 @@ class MiniwobEnv:
         return self._oracle.widgets()
 
     def elements(self) -> list[Element]:
-        """Return the elements that can be seen and reached (envs.contract.elements.Explorable). Raises EnvError."""
+        """Return the elements that can be seen and reached (envs.contract.elements.Explorable).
+
+        Raises EnvError.
+        """
         return elements_of([read_page(self._playing(), self._scale)])
 
     def state(self) -> ScreenState:
@@ -223,11 +232,11 @@ class MiniwobSuite:
     ) -> MiniwobEnv:
         """Return an environment whose screenshots are 160x210 pixels times `scale`.
 
-        `step_ms` is how far a page's clock advances at each step (pages in `PACES` have their own). `metric`
-        decides which raw reward passes: with "threshold" one that reaches the task's threshold, with "published"
-        one above 0, as in BrowserGym. `browsers` is the number of browsers that the environments of a process
-        share (a browser draws one frame at a time), `deadline_s` the longest time of one browser command, and
-        `chromium` the browser's binary if it is not Debian's. Raises TaskError.
+        `step_ms` is how far a page's clock advances at each step (pages in `PACES` have their own).
+        `metric` decides which raw reward passes: with "threshold" one that reaches the task's threshold,
+        with "published" one above 0, as in BrowserGym. `browsers` is the number of browsers that the
+        environments of a process share (a browser draws one frame at a time), `deadline_s` the longest time
+        of one browser command, and `chromium` the browser's binary if it is not Debian's. Raises TaskError.
         """
         place = (chromium, scale, encoding, deadline_s, next(self._numbers) % browsers)
         host = self._hosts.setdefault(

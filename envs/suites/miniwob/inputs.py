@@ -86,7 +86,7 @@ class PageInput:
         return self._commands(self._machine.events_of(action))
 
     def rest(self) -> list[Call]:
-        """Return commands that release everything and move the pointer into the corner, where nothing reacts."""
+        """Return commands that release everything and move the pointer into the corner, off every widget."""
         released = self._commands(self._machine.release(_CORNER))
         return [*released, *self._moved(Moved(_CORNER, _CORNER))]
 
@@ -121,8 +121,8 @@ class PageInput:
     def _moved(self, event: Moved) -> Iterator[Call]:
         """Yield the commands of a move so that the page receives it at once.
 
-        Chromium holds moves back and merges them until a frame begins or an event of another kind comes. Here that
-        is the release of no button, which pages do not receive.
+        Chromium holds moves back and merges them until a frame begins or an event of another kind comes.
+        Here that is the release of no button, which pages do not receive.
         """
         button = next((name for name, bit in _BUTTONS.items() if self._buttons & bit), "none")
         for at in event.points():
@@ -138,7 +138,7 @@ class PageInput:
         )
 
     def _write(self, character: str) -> Iterator[Call]:
-        """Yield the commands that type one character; without a key on a US keyboard it is inserted as text."""
+        """Yield the commands that type a character; one without a key on a US keyboard is inserted as text."""
         key = _dom_key({"\n": "enter", "\t": "tab"}.get(character, character))
         if key is None:
             yield Call("Input.insertText", {"text": character})
@@ -149,7 +149,7 @@ class PageInput:
 
 
 def _dom_key(name: str) -> _DomKey | None:
-    """Return the key of that name, or the key of a US keyboard that writes the character; None if there is none."""
+    """Return the key of that name, or the key of a US keyboard that writes the character, or None."""
     if len(name) != 1:
         return _NAMED.get(name)
     if not name.isascii() or not name.isprintable():

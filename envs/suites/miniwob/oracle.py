@@ -1,8 +1,9 @@
 """The DOM of a page: the next action of a solution, read from it, and the page as nodes for an explorer.
 
-oracle.js, oracle_drawing.js and oracle_forms.js have one solver for each task that can be solved so. A solver
-reads the present state of the page and returns the next action of a solution, in CSS pixels. It keeps no state,
-so that it continues from any state in which a policy left the page. elements.js reads the tree.
+oracle.js, oracle_drawing.js and oracle_forms.js have one solver for each task that can be solved so. A
+solver reads the present state of the page and returns the next action of a solution, in CSS pixels. It
+keeps no state, so that it continues from any state in which a policy left the page. elements.js reads the
+tree.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The tasks of suite `miniwob`: their ids, limits, paces and thresholds. The page itself gives the instruction.
+"""The tasks of suite `miniwob`: their ids, limits, paces and thresholds.
+
+The page itself gives the instruction.
 
 Seeds from FIRST_TEST_SEED on are for evaluation. With these, pages that have separate test instances (the
 `-transfer` tasks and some more) draw from them.
@@ -78,7 +80,8 @@ PACES: Mapping[str, Pace] = {
     # From 600 ms on, a button lights up for 250 ms every 600 ms, so that each screenshot shows one of them.
     "simon-says": Pace(700, 600),
 }
-"""Paces of pages that show something for less than a step; there `step_ms` and the seconds of a wait are ignored."""
+"""Paces of pages that show something for less than a step; there `step_ms` and the seconds of a wait are
+ignored."""
 
 THRESHOLDS: Mapping[str, float] = {
     "bisect-angle": 0.9,
@@ -99,8 +102,8 @@ PARTIAL = frozenset(
     use-colorwheel-2
     """.split()
 )
-"""Pages that may end with a raw reward above 0 and below the threshold. On these the published metric, by which
-any reward above 0 passes, differs."""
+"""Pages that may end with a raw reward above 0 and below the threshold. On these the published metric, by
+which any reward above 0 passes, differs."""
 
 NO_ORACLE: Mapping[str, str] = {
     "book-flight": "a form, then a page of flights: not written",

@@ -72,7 +72,10 @@ def from_pixels(pixels: Pixels, where: str) -> Observation:
 
 
 def from_numbers(numbers: object, shape: object, where: str) -> Observation:
-    """Return the observation of a list of numbers 0 to 255, nested by rows, or flat with its `shape`. Raises EnvError."""
+    """Return the observation of a list of numbers 0 to 255, nested by rows, or flat with its `shape`.
+
+    Raises EnvError.
+    """
     try:
         array = np.asarray(numbers)
     except ValueError:
@@ -99,9 +102,9 @@ class CutNumbers:
 def cut_numbers(reply: bytes, name: str) -> CutNumbers | None:
     """Return the reply with the list of numbers that is the value of `name` cut out.
 
-    Returns None, so that the reply is read as any JSON, unless there is exactly one such list and it has whole
-    numbers 0 to 255 in rows of equal length. Within a JSON text a quotation mark has a backslash before it, so
-    that `"name":` is always a key.
+    Returns None, so that the reply is read as any JSON, unless there is exactly one such list and it has
+    whole numbers 0 to 255 in rows of equal length. Within a JSON text a quotation mark has a backslash
+    before it, so that `"name":` is always a key.
     """
     start = _only_list_of(reply, name)
     if start is None:
@@ -119,7 +122,7 @@ def cut_numbers(reply: bytes, name: str) -> CutNumbers | None:
 
 
 def _only_list_of(reply: bytes, name: str) -> int | None:
-    """Return the position of the list that is the value of the key `name`; None unless there is exactly one."""
+    """Return the position of the list under the key `name`; None unless there is exactly one."""
     key, starts, at = b'"%s"' % name.encode(), list[int](), -1
     while (at := reply.find(key, at + 1)) >= 0:
         if (match := _VALUE.match(reply, at + len(key))) is not None:
@@ -128,7 +131,7 @@ def _only_list_of(reply: bytes, name: str) -> int | None:
 
 
 def _read_numbers(text: bytes, depth: int) -> Pixels | None:
-    """Return a nested list of `depth` levels as an array; None unless it has numbers 0 to 255 in equal rows."""
+    """Return a nested list of `depth` levels as an array; None unless it has bytes in equal rows."""
     shape = _shape_of(np.frombuffer(text, np.uint8), depth)
     digits = np.frombuffer(text.translate(None, b"[]"), np.uint8)
     ends = np.append(np.flatnonzero(digits == _COMMA), digits.size)

@@ -2,7 +2,7 @@
 
     read_addresses     the addresses in the option `url` of a suite
     Access             TLS and a bearer token; read_access reads it from the options `token_env` and `ca_file`
-    SharedServers      servers that each serve several slots: the least used comes first, servers that failed last
+    SharedServers      servers that each serve several slots, the least used first
     Retry              pauses between attempts, with a limit on their sum
     UnreachableError   the error if there is no server at an address
     excerpt            the start of a server's text, for an error
@@ -116,7 +116,10 @@ class Access:
 
 
 def read_access(token_env: object, ca_file: object, addresses: Sequence[Address]) -> Access:
-    """Return the access that `token_env` (the name of an environment variable) and `ca_file` give. Raises TaskError."""
+    """Return the access that `token_env` (the name of an environment variable) and `ca_file` give.
+
+    Raises TaskError.
+    """
     if not isinstance(token_env, str) or not isinstance(ca_file, str):
         raise TaskError("token_env and ca_file must be texts")
     token = os.environ.get(token_env, "") if token_env else ""
@@ -143,7 +146,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 
 
 class UnreachableError(EnvError):
-    """No server is reachable at the address: refused, unknown host, no route, or the server has just ended."""
+    """No server is reachable at the address: refused, unknown host, no route, or the server just ended."""
 
 
 def excerpt(text: str) -> str:
@@ -164,7 +167,7 @@ class SharedServers:
         )  # time of the last failure
 
     def in_order(self) -> list[Address]:
-        """Return the addresses in the order to try them: the least used first; among equals the last failed last."""
+        """Return the addresses to try in order: the least used first; of equals, the last failed last."""
         with self._lock:
             return sorted(
                 self._used, key=lambda address: (self._used[address], self._failed[address])
@@ -188,7 +191,10 @@ class SharedServers:
 
 
 class Retry:
-    """Growing pauses between attempts, until `seconds` are over. The deadline of the call stands still in a pause."""
+    """Growing pauses between attempts, until `seconds` are over.
+
+    The deadline of the call stands still in a pause.
+    """
 
     def __init__(self, seconds: float, pause: Callable[[float], object] | None = None) -> None:
         self._seconds = seconds

@@ -1,7 +1,7 @@
 """The base class of the applications of suite `apps`: pages with a way back, a menu bar, questions, facts.
 
-An application is a scene. It shows one `Page` at a time; links open other pages, and Back returns. The evaluator
-compares all `facts` of the application with the goal, so that an additional change fails.
+An application is a scene. It shows one `Page` at a time; links open other pages, and Back returns. The
+evaluator compares all `facts` of the application with the goal, so that an additional change fails.
 """
 # ruff: noqa: D102 - overrides keep the contract that the base class documents
 
@@ -45,7 +45,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Way:
-    """The way to a page: the page before it, and what to press there; for an entry of a menu also its title."""
+    """The way to a page: the page before it and what to press there; for an entry of a menu its title too."""
 
     parent: Page
     press: str

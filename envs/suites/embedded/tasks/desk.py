@@ -1,4 +1,4 @@
-"""The base class of suite `desk`, which shows a lettered window; the comparison with a goal; the oracle's moves.
+"""The base class of suite `desk`, which shows a lettered window, and the moves of its solutions.
 
 reach, fill, choose and slide return the oracle's next action towards something; finish ends the episode.
 """

@@ -1,10 +1,11 @@
 """Scenes of suite `mini`: the mechanics of GUIs shown in colours, shapes and icons, without letters.
 
-The class of a scene decides where the target is (`ClickScene`: in sight; `MenuScene`: behind a menu icon; ...).
-Two things can be added to any of them: pop-up dialogs that must be closed first (`popup`), and a dialog that asks
-for confirmation at the end (`confirm`).
+The class of a scene decides where the target is (`ClickScene`: in sight; `MenuScene`: behind a menu icon;
+...). Two things can be added to any of them: pop-up dialogs that must be closed first (`popup`), and a
+dialog that asks for confirmation at the end (`confirm`).
 
-Suite `recall` has one scene of the same parts: a slide show, and at its end a question about one of its pictures.
+Suite `recall` has one scene of the same parts: a slide show, and at its end a question about one of its
+pictures.
 """
 
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
@@ -300,8 +301,8 @@ MOST_BEFORE = 4
 class RecallScene(Scene):
     """A button is shown once; `lag` clicks later it is to be clicked among its copies.
 
-    Any click turns a page. The last page has buttons of the same colour at four places, so that the place of the
-    button must be remembered.
+    Any click turns a page. The last page has buttons of the same colour at four places, so that the place
+    of the button must be remembered.
     """
 
     ends_at_goal = True

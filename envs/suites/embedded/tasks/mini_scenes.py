@@ -1,7 +1,7 @@
 """Scenes of suite `mini` whose target is not in sight, or that need several actions.
 
-The target is behind a menu, on another page or tab, in a folder, or further down a list; or it is a check box of a
-form, a choice of a list, or a file to delete.
+The target is behind a menu, on another page or tab, in a folder, or further down a list; or it is a check
+box of a form, a choice of a list, or a file to delete.
 """
 
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents

@@ -1,4 +1,4 @@
-"""Scenes of controls on a panel or on tabs, and their base class, whose goal is the values of the controls."""
+"""Scenes of controls on a panel or on tabs, and their base class, whose goal is certain values."""
 
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
 from __future__ import annotations

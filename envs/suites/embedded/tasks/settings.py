@@ -54,7 +54,7 @@ SETTINGS: dict[str, tuple[Spec, ...]] = {
 
 
 class SettingsScene(ControlScene):
-    """Several pages, a search field, and the buttons Apply and Revert; only values that were applied count."""
+    """Several pages, a search field, and the buttons Apply and Revert; only applied values count."""
 
     title = "Settings"
     units = (428, 300)

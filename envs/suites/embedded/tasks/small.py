@@ -227,7 +227,7 @@ class CalculatorScene(DeskScene):
 
 
 def compute(text: str) -> str:
-    """Return the value of "12+3", "12-3", "12*3" or "12/3" (rounded down); the text itself if it is no sum."""
+    """Return the value of "12+3", "12-3", "12*3" or "12/3" (rounded down); any other text unchanged."""
     for sign in "+-*/":
         left, operator, right = text.partition(sign)
         if operator and left.isdigit() and right.isdigit():

@@ -1,7 +1,7 @@
 """Controls described by data, so that forms, settings and wizards are lists of them.
 
-A `Spec` describes a control. `build` makes its widgets, `other_value` draws a new value for it, `phrase` puts that
-value into words, and `fix` returns the oracle's next action towards it.
+A `Spec` describes a control. `build` makes its widgets, `other_value` draws a new value for it, `phrase`
+puts that value into words, and `fix` returns the oracle's next action towards it.
 """
 
 from __future__ import annotations
