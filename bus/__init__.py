@@ -13,4 +13,5 @@ heartbeat   which processes live and what they wait for
 snapshot    the run at one moment, as `dart status` gets it
 temperatures    the range of sampling temperatures
 errors      every error raised on purpose, in one tree
+error_texts   parts of error texts that several packages share
 """

@@ -1,7 +1,7 @@
 """Parts of error texts that several packages share.
 
 did_you_mean   the closest valid name, for an error about a wrong one
-one_line       the error that a user's own code raised, with its line
+one_line       an error that the code of a user raised, with its line
 """
 
 from __future__ import annotations

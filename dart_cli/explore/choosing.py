@@ -97,7 +97,7 @@ def text_for(candidates: Sequence[Candidate], rng: Random) -> str:
     return rng.choice([*dict.fromkeys(word.lower() for word in shown_words), *WORDS])
 
 
-# --- what is left alone ------------------------------------------------------------------------
+# --- the deny list -----------------------------------------------------------------------------
 
 DENIED: Mapping[str, tuple[str, ...]] = {
     "destroys": (

@@ -39,8 +39,8 @@ MOST_WORDS = 6  # words of the deny list that are printed without --dry-run
 
 ENDS: Mapping[Stopped, str] = {
     "steps": "the steps are used up; --steps N goes on",
-    "frontier": "everything on every known screen was tried",
-    "no_way": "what is left to try was not reached again; other --seeds may show more",
+    "frontier": "every action on every screen of the graph was tried",
+    "no_way": "the untried actions were not reached again; other --seeds may reach more",
     "interrupted": "interrupted; the same command goes on",
 }
 

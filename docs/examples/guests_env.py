@@ -50,10 +50,7 @@ class GuestsEnv:
         return Verdict("pass" if passed else "fail", f"removed {self.removed}, not {self.goal}")
 
     def oracle_action(self):
-        """Return the next action of a solution.
-
-        Optional: `dart env check` and `dart data collect` play it.
-        """
+        """Return the next action of a solution. Optional: `dart data collect` plays it."""
         if self.candidate is None:
             return Click(x=SIDE // 2, y=7 + ROW * self.guests.index(self.goal) + ROW // 2)
         return Click(x=32 + 63 * self.buttons.index(self.yes), y=84)

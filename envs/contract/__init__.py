@@ -9,6 +9,6 @@ screenshots      encoded screenshots: as observations, decoded, converted
 observed_texts   the texts beside a screenshot: an accessibility tree, a terminal
 elements         what an explorer needs: the elements on a screen, and an id for each screen
 queueing         waits for what several environments share; the deadline of a call stands still meanwhile
-own_code         classes of a user's own, loaded by name
+own_code         classes that a user writes, loaded by name
 blobs            names of stored bytes, and the image format of a screenshot
 """

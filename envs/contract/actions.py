@@ -58,7 +58,7 @@ class Click(_Action):
 
 
 class DoubleClick(_Action):
-    """Two left clicks at (x, y) in quick succession.
+    """Click the left button twice at (x, y) in quick succession.
 
     Example: DoubleClick(x=84, y=60)
     """
@@ -70,7 +70,7 @@ class DoubleClick(_Action):
 
 
 class TripleClick(_Action):
-    """Three left clicks at (x, y) in quick succession: selects a line or a paragraph.
+    """Click the left button three times at (x, y), which selects a line or a paragraph.
 
     Example: TripleClick(x=84, y=60)
     """
@@ -105,8 +105,8 @@ class Drag(_Action):
 
 
 class _Button(_Action):
-    x: int | None = Field(default=None, description="as in `Click`; without: where the pointer is")
-    y: int | None = Field(default=None, description="given with `x` or not at all")
+    x: int | None = Field(default=None, description="as in `Click`; default: the pointer's place")
+    y: int | None = Field(default=None, description="required with `x`")
     button: MouseButton = "left"
 
     @model_validator(mode="after")
@@ -126,7 +126,7 @@ class MouseDown(_Button):
 
 
 class MouseUp(_Button):
-    """Release a mouse button; one that is not down stays so.
+    """Release a mouse button, if it is down.
 
     Example: MouseUp()
     """
@@ -154,7 +154,7 @@ class Type(_Action):
     """
 
     kind: Literal["type"] = "type"
-    text: Annotated[str, Field(description="what is typed")]
+    text: Annotated[str, Field(description="the text to type")]
 
 
 class KeyPress(_Action):
@@ -166,12 +166,12 @@ class KeyPress(_Action):
     kind: Literal["keypress"] = "keypress"
     keys: list[str] = Field(
         min_length=1,
-        description='letters, signs, "enter", "tab", "escape", "pageup", "f5", ...; those that are held first',
+        description='letters, signs, "enter", "tab", "escape", "pageup", "f5", ...; the held keys come first',
     )
 
 
 class KeyDown(_Action):
-    """Press one key and hold it, while other actions follow. Names are those of KeyPress.
+    """Press one key and hold it while other actions follow. Its name is as in KeyPress.
 
     Example: KeyDown(key="shift")
     """
@@ -181,7 +181,7 @@ class KeyDown(_Action):
 
 
 class KeyUp(_Action):
-    """Release one key; one that is not down stays so.
+    """Release one key, if it is down.
 
     Example: KeyUp(key="shift")
     """
@@ -191,7 +191,7 @@ class KeyUp(_Action):
 
 
 class Goto(_Action):
-    """Open an address in the browser's active tab. For screens that show a page without the browser's frame.
+    """Open an address in the active tab of a browser whose frame is not on the screen.
 
     Example: Goto(url="http://localhost:8000/")
     """
@@ -211,7 +211,7 @@ class Wait(_Action):
 
 
 class Done(_Action):
-    """The policy says the task is finished.
+    """Declare the task finished.
 
     Example: Done()
     """
@@ -220,7 +220,7 @@ class Done(_Action):
 
 
 class Fail(_Action):
-    """The policy says the task cannot be done.
+    """Declare that the task cannot be done.
 
     Example: Fail()
     """
@@ -229,7 +229,7 @@ class Fail(_Action):
 
 
 class Answer(_Action):
-    """The policy answers a question and is finished.
+    """Answer a question, and declare the task finished.
 
     Example: Answer(text="42")
     """

@@ -41,8 +41,7 @@ class Observation:
     width: int  # pixels
     height: int  # pixels
     texts: Mapping[ObservedKind, str] = field(default_factory=dict)
-    """The texts by kind, those that `make_env(observe=...)` requested; see
-    envs/contract/observed_texts.py."""
+    """The texts that `make_env(observe=...)` requested, by kind; see envs/contract/observed_texts.py."""
     screen_key: str = ""
     """The suite's own key of this screen, e.g. an address: an explorer counts screens with one key as one
     state. Empty: the explorer compares the pictures of screens that have no tree."""

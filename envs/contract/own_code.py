@@ -1,4 +1,4 @@
-"""Code of a user's own, loaded by name: a suite, an action parser, an engine, a learner.
+"""Code that a user writes, loaded by name: a suite, an action parser, an engine, a learner.
 
 load_own       the object that `package.module:Attribute` or `file.py:Attribute` names
 code_digest    a digest of the file that defines it, which changes with the code
@@ -66,7 +66,7 @@ def _fix_without_class(what: str, path: str, module: ModuleType, method: str) ->
 
 
 def code_digest(thing: object) -> str:
-    """Return a digest of the file that defines the class of a user's own object; "" for a class of dart.
+    """Return a digest of the file that defines the class of a user's object; "" for a class of dart.
 
     Modules that the file imports do not change the digest.
     """
@@ -102,7 +102,7 @@ def _import(what: str, name: str, module_name: str, *, once: bool) -> ModuleType
     file = Path(module_name)
     if not file.is_file():
         raise TaskError(f"{what} {name}: no file {file}; the path is relative to {Path.cwd()}")
-    # A name of its own, so that two files called my_env.py do not clash in sys.modules.
+    # The digest makes the name unique, so that two files called my_env.py do not clash in sys.modules.
     digest = hashlib.blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()
     spec = importlib.util.spec_from_file_location(f"{file.stem}_{digest}", file)
     if spec is None or spec.loader is None:

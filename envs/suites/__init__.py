@@ -2,7 +2,7 @@
 
 embedded      suites `mini`, `composed`, `recall`, `desk` and `apps`: a widget toolkit drawn with Pillow
 desktop       suite `desktop`: real applications on a virtual display
-browsergym    suite `browsergym`: BrowserGym's tasks, in an interpreter of its own
+browsergym    suite `browsergym`: BrowserGym's tasks, in a separate interpreter
 miniwob       suite `miniwob`: MiniWoB++ in headless Chromium
 osworld       suite `osworld`: OSWorld's guests, in containers or already running
 android       suite `android`: devices over adb (experimental)

@@ -139,7 +139,7 @@ def in_place(widgets: list[dict[str, Any]]) -> list[dict[str, Any]]:
     LibreOffice reports the contents of a window too high by the height of its menu bar, as if the root pane
     began where the panel around both begins. The GTK widgets among them (lists, fields) have right boxes.
     """
-    above: list[tuple[_Area, _Area]] = []  # by depth: the box, and the offset of what is in it
+    above: list[tuple[_Area, _Area]] = []  # by depth: the box, and the offset of its contents
     for widget in widgets:
         del above[widget["depth"] :]
         around, (x, y, *_) = above[-1] if above else (_NO_AREA, _NO_AREA)
@@ -204,7 +204,7 @@ def _node(read: _Read, frame: Box, reach: _Reach, *, listed: bool = False) -> No
     if role in CLIPS and report["showing"]:
         inner = box or NOWHERE
     elif role in MENUS:
-        inner = reach.screen  # an open menu is a window of its own
+        inner = reach.screen  # an open menu is a separate window
     children = [_node(child, inner, below, listed=role in LISTS) for child in read.below]
     name = (report["name"] or "").strip() or _label(report)
     if acts and not name and role in OPENED:

@@ -124,7 +124,7 @@ class InputMachine:
     """The mouse and keyboard of one screen, over the actions of one episode."""
 
     stride: float  # most pixels between the moves of a drag
-    knows: Callable[[str], bool]  # returns True if the keyboard has a key, by its canonical name
+    has_key: Callable[[str], bool]  # returns True if the keyboard has a key, by its canonical name
     adds_shift: bool = False  # press shift too for a character that needs it
     most_notches: int = MOST_NOTCHES
     pointer: Point = (0, 0)
@@ -220,7 +220,7 @@ class InputMachine:
     def _chord(self, keys: Iterable[str]) -> list[str]:
         """Return canonical key names in the order of their presses; none if one of them is unknown."""
         names = [canonical(key) for key in keys]
-        if not all(map(self.knows, names)):
+        if not all(map(self.has_key, names)):
             return []
         if self.adds_shift and "shift" not in names and any(map(is_shifted, names)):
             names.insert(0, "shift")

@@ -66,9 +66,8 @@ class BrowsergymEnv:
         self._task: Task | None = None
         self._writer = CallWriter()
         self._answer: dict[str, Any] = {}
-        self._is_evaluated = (
-            False  # whether BrowserGym's reward of the present state is in `_answer`
-        )
+        # Whether BrowserGym's reward of the present state is in `_answer`.
+        self._is_evaluated = False
         self._over = True
         self._closed = False
 
@@ -156,7 +155,7 @@ class BrowsergymEnv:
         try:
             return self._start().ask(request, deadline_s, what)
         except EnvError:
-            self._end()  # its browser may be what is broken
+            self._end()  # the fault may be in its browser
             raise
 
     def _start(self) -> ChildProgram:

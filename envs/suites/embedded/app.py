@@ -105,7 +105,7 @@ class App:
             layer.root.paint(ui, canvas)
         return canvas
 
-    # --- what is there ----------------------------------------------------------------------
+    # --- widgets ----------------------------------------------------------------------------
 
     def find(self, name: str) -> Widget | None:
         """Return the widget of that name in the topmost layer that has it, reachable or not."""
@@ -227,7 +227,7 @@ class App:
         if key not in get_args(Modifier):
             self._key([*self._modifiers(), key])
 
-    # --- what reaches the widgets ---
+    # --- events of widgets ---
 
     def _press(self, pointer: Pointer) -> None:
         self.ui.by_keyboard = False

@@ -135,9 +135,9 @@ class ColourCombo(Clickable):
 
     role = "list"
 
-    def __init__(self, name: str, fill: Colour, on_press: EventHandler) -> None:
+    def __init__(self, name: str, value: Colour, on_press: EventHandler) -> None:
         super().__init__(name, on_press)
-        self.value = fill
+        self.value = value
 
     def paint(self, ui: Ui, canvas: Canvas) -> None:
         theme, box = ui.theme, self.bbox

@@ -210,7 +210,7 @@ class GymSuite:
 
     @checked
     def make_env(self, *, hooks: str = "") -> GymEnv:
-        """Return a new environment, whose first reset makes that of gymnasium; `hooks` is file.py:MyHooks.
+        """Return a new environment; `hooks` is file.py:MyHooks. Its first reset makes gymnasium's environment.
 
         Raises TaskError if the hooks cannot be loaded or lack a part.
         """

@@ -84,8 +84,8 @@ class Shows:
     def step(self, _action: object) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         screen = self._screen
         size = screen.width, screen.height
-        shown = Observation(screen.screenshot, screen.media_type, *size, self._texts)
-        return shown, 0.0, False, False, {}
+        observation = Observation(screen.screenshot, screen.media_type, *size, self._texts)
+        return observation, 0.0, False, False, {}
 
 
 @pytest.mark.parametrize("texts", ["plain", {"radio": "x"}, {"terminal": b"x"}])

@@ -147,7 +147,7 @@ class AppScene(DeskScene):
         )
         return [layer]
 
-    # --- what can be done -------------------------------------------------------------------------
+    # --- handlers ---------------------------------------------------------------------------------
 
     def go(self, page: Page) -> None:
         """Open a page, with a way back to the present one."""

@@ -257,7 +257,7 @@ class CentreScene(AppScene):
     def _reset(self, _: str) -> Widget:
         return column(Label("This device is empty.", size=1.3), gap=10, pad=30)
 
-    # --- what can be done -----------------------------------------------------------------------------
+    # --- handlers -------------------------------------------------------------------------------------
 
     def _join(self, name: str) -> None:
         self.joined = name

@@ -263,7 +263,7 @@ class MailScene(AppScene):
     def _signed_out(self, _: str) -> Widget:
         return column(Label("You have logged out.", size=1.3), gap=10, pad=30)
 
-    # --- what can be done -----------------------------------------------------------------------------
+    # --- handlers -------------------------------------------------------------------------------------
 
     def _write_to(self, person: str, subject: str = "") -> None:
         about = f"Re: {subject}" if subject else ""

@@ -269,7 +269,7 @@ class ShopScene(AppScene):
     def _no_account(self, _: str) -> Widget:
         return column(Label("Your account is gone.", size=1.3), gap=10, pad=30)
 
-    # --- what can be done -----------------------------------------------------------------------------
+    # --- handlers -------------------------------------------------------------------------------------
 
     def _add(self, product: str) -> None:
         self.cart[product] = min(MOST, self.cart.get(product, 0) + 1)
@@ -410,7 +410,7 @@ class CancelScene(ShopScene):
 
 
 class OrderScene(ShopScene):
-    """Order what is in the cart: address, payment, and a question."""
+    """Order the contents of the cart: address, payment, and a confirmation."""
 
     def plan(self) -> None:
         self.choices = (

@@ -180,7 +180,7 @@ class FilesScene(DeskScene):
         layer = dialog(ui, "ask", title, body, buttons, on_close=self._cancel, over=self.window)
         return [layer]
 
-    # --- what can be done -------------------------------------------------------------------
+    # --- handlers ---------------------------------------------------------------------------
 
     def _select(self, name: str) -> None:
         self.selected = name

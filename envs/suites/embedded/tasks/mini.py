@@ -295,7 +295,7 @@ class ClickScene(MiniScene):
 
 
 MOST_BEFORE = 4
-"""The number of pages before that of the button, at most."""
+"""The largest number of pages before the one with the button."""
 
 
 class RecallScene(Scene):

@@ -42,9 +42,9 @@ FARAMA: dict[str, dict[int, str]] = {
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[MiniwobEnv]:
-    made = MiniwobSuite().make_env()
-    yield made
-    made.close()
+    instance = MiniwobSuite().make_env()
+    yield instance
+    instance.close()
 
 
 @pytest.mark.parametrize("page", FARAMA)

@@ -36,9 +36,9 @@ EPISODES: list[dict[str, Any]] = RECORDED["episodes"]
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[MiniwobEnv]:
-    made = MiniwobSuite().make_env(browsers=1)
-    yield made
-    made.close()
+    instance = MiniwobSuite().make_env(browsers=1)
+    yield instance
+    instance.close()
 
 
 def rewarded(episode: dict[str, Any]) -> bool:
