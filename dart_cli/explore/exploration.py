@@ -214,15 +214,15 @@ def _describe(
 ) -> dict[str, str]:
     names = [task.id for task in tasks]
     some = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    on = "its elements" if has_tree else "cells of a grid: the suite tells no elements"
+    on = "its elements" if has_tree else "cells of a grid, since the suite reports no elements"
     words = ", ".join(deny.words) or "nothing: the deny list is empty"
     if len(deny.words) > MOST_WORDS and not options.dry_run:
         first = ", ".join(deny.words[:MOST_WORDS])
         words = (
-            f"what is named {first} and {len(deny.words) - MOST_WORDS} more; --dry-run shows all"
+            f"elements named {first} and {len(deny.words) - MOST_WORDS} more; --dry-run shows all"
         )
     if not has_tree and deny.words:
-        words = "nothing: a grid has no names that the deny list could see"
+        words = "nothing: the cells of a grid have no names that the deny list could match"
     lowest, *higher = _instances(options)
     seeds = f"seeds {lowest} to {higher[-1]}" if higher else f"seed {lowest}"
     at_once = f"{options.slots} environments at once" if options.slots > 1 else "one environment"
@@ -232,14 +232,14 @@ def _describe(
         "chooser": options.chooser,
         "left alone": words,
         "steps": f"{options.steps}, back to the start every {options.back_every}, {at_once}",
-        "out": f"{options.out}, goes on after {before} steps" if before else str(options.out),
+        "out": f"{options.out}, continued after {before} steps" if before else str(options.out),
     }
 
 
 def _print(console: Console, totals: Mapping[str, Any], reason: Stopped, out: Path) -> None:
     columns = ["screens", "depth", "steps", "no_op_rate", "errors", "ends"]
     heads = ["screens", "depth", "steps", "no-ops", "errors", "ends"]
-    table = page_table("what was found", "application", *heads, right=heads)
+    table = page_table("screens and steps", "application", *heads, right=heads)
     for name, numbers in [*totals["applications"].items(), ("all", totals)]:
         cells = [f"{numbers[c]:.0%}" if c == "no_op_rate" else str(numbers[c]) for c in columns]
         if name != "all" or len(totals["applications"]) != 1:

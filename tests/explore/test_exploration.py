@@ -37,7 +37,7 @@ def test_it_explores_goes_on_and_ends_with_json(
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (report["steps"], report["stopped"]) == (5, "steps")
     assert dart(SUITE, "--slots", "2", "--out", out, "--dry-run") == 0
-    assert "goes on after 5 steps" in capsys.readouterr().out
+    assert "continued after 5 steps" in capsys.readouterr().out
     assert dart(SUITE, "--slots", "2", "--out", out) == 0
     output = capsys.readouterr()
     report = json.loads(output.out.splitlines()[-1])
