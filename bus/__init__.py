@@ -13,4 +13,5 @@ heartbeat     sends and watches heartbeats: which processes live and what they w
 snapshot      the run at one moment, for `dart status`
 temperatures  the range of sampling temperatures
 errors        every error that is raised on purpose, in one tree
+error_texts   parts of error texts that several packages share
 """

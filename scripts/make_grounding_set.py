@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bus.errors import DartError, EnvError, UserError
 from dart_cli.explore.rows import Target, clear, row_of
 from dart_cli.runtime.tables import progress
-from envs.contract.base import GuiEnv, Observation, Solvable, Task, content_hash, image_suffix
+from envs.contract.base import GuiEnv, Observation, Solvable, Task
+from envs.contract.blobs import content_hash, image_suffix
 from envs.contract.registry import load_suite, make_env
 from envs.suites.embedded.scene import phrases
 

@@ -52,7 +52,8 @@ from dart_cli.data.scheduler import make_scheduler
 from dart_cli.data.store.open import DATABASE, open_store
 from dart_cli.data.store.writer import Store
 from envs.contract.actions import Action, Click
-from envs.contract.base import Task, content_hash
+from envs.contract.base import Task
+from envs.contract.blobs import content_hash
 from envs.contract.registry import make_env
 
 TOGETHER = 16

@@ -8,7 +8,7 @@ from random import Random
 from typing import TypeVar
 
 from bus.messages import Lease, SampledTokens, StepRecord, TrajectoryEnd, VersionSpan
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 
 SLOTS = 16
 """Environment slots that play at once, so that their steps come in turn."""

@@ -30,7 +30,7 @@ from dart_cli.doctor.logprob_check import draw
 from dart_cli.language.history import History
 from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from scripts.small_models import build
 
 KIND = "qwen2_5_vl"

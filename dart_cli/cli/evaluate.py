@@ -83,10 +83,10 @@ def _of_protocol(name: str, config_path: Path, given: list[str] | None) -> list[
     """Return what `--protocol NAME` changes. Raises ConfigError for an unknown one."""
     if not name:
         return []
+    from bus.error_texts import did_you_mean
     from bus.errors import ConfigError
     from dart_cli.config.load import load_config
     from dart_cli.evaluation.protocols import overrides, protocols
-    from envs.contract.own_code import did_you_mean
 
     if name not in protocols():
         raise ConfigError(

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from dart_cli.cli.options import ProcessOrTool
-from dart_cli.explore import ExploreOptions, RowOptions, TaskOptions
+from dart_cli.explore.options import ExploreOptions, RowOptions, TaskOptions
 from dart_cli.runtime.options import check_folder, command_of
 
 

@@ -63,7 +63,8 @@ from dart_cli.runtime.logs import logging_to
 from dart_cli.runtime.role import end_with_parent, limit_threads, take_gpus
 from dart_cli.runtime.tables import page_table, progress
 from dart_cli.runtime.waits import OpenWaits
-from envs.contract.base import Task, content_hash
+from envs.contract.base import Task
+from envs.contract.blobs import content_hash
 from envs.contract.registry import select_tasks, tasks_of
 
 logger = logging.getLogger(__name__)

@@ -217,7 +217,7 @@ def own_maker(key: OwnKey, name: str) -> Callable[[Config], object]:
     """Return what `module:MyEngine` names, a class or a function that takes the configuration. Raises ConfigError."""
     what, returned = _OWN[key]
     try:
-        maker = load_own(what, name, name, made=False)
+        maker = load_own(what, name, name, instantiate=False)
     except TaskError as error:
         raise ConfigError(f"{key} cannot be used: {error}") from error
     if not callable(maker):

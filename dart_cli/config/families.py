@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bus.error_texts import did_you_mean
 from bus.errors import ConfigError, ModelError
 from dart_cli.config.architecture import MODEL_TYPES
 from dart_cli.config.model_folder import Screens, folder_of, read_json, screens
 from dart_cli.config.schema import Config
-from envs.contract.own_code import did_you_mean
 
 FAMILY_KEY = "policy.family"
 """What names the family."""

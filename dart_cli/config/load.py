@@ -28,7 +28,7 @@ from dart_cli.config.learning_rate import with_rate
 from dart_cli.config.schema import Config
 from dart_cli.config.unknown_keys import did_you_mean, unknown, where_is
 from dart_cli.config.values import read_value, shown
-from envs.contract.textfiles import read_text
+from envs.tools.textfiles import read_text
 
 DEFAULTS = Path("defaults")
 """What a mistake cites in the place of a file where none was named."""

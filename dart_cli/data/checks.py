@@ -36,7 +36,7 @@ from dart_cli.data.store.steps import in_range
 from dart_cli.language.coordinates import smart_resize
 from dart_cli.language.pointer_tokens import Triple, map_mistake, patch_mistake
 from dart_cli.language.vocabulary import forbidden_ids
-from envs.contract.base import content_hash, image_type
+from envs.contract.blobs import content_hash, image_type
 from envs.contract.screenshots import seen_size
 
 _NOT_POINTING = 'there are patches, of a policy with policy.pointing = "pointer"; here it is text'

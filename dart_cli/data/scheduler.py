@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, gcd
 
+from bus.error_texts import did_you_mean
 from bus.errors import TaskError
 from bus.messages import LeaseRequest
 from dart_cli.algo.task_sampling import (
@@ -32,7 +33,6 @@ from dart_cli.algo.task_sampling import (
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.data.groups import Group, GroupTable
 from envs.contract.base import Task
-from envs.contract.own_code import did_you_mean
 
 _STRIDE = 387_420_489  # 3 ** 18: it shares no factor with most ranges, so k * _STRIDE meets each seed once
 

@@ -51,7 +51,7 @@ from dart_cli.train.logprob_check import (
     rescore,
 )
 from dart_cli.train.trained_policy import TrainModel
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 
 MOST_TOKENS = 64
 """Most tokens of a completion, if rollout.max_tokens is larger: enough for the comparison."""

@@ -23,7 +23,8 @@ from envs.contract.actions import Action
 from envs.contract.base import GuiEnv, Observation, Solvable, Task, Verdict
 from envs.contract.elements import Element, Explorable, ScreenState
 from envs.contract.methods import call_method, describe, unpack, wrong_return
-from envs.contract.screenshots import KINDS, MOST_CHARS, StoredEncoding, bounded, size_of, stored_as
+from envs.contract.observed_texts import KINDS, MOST_CHARS, bounded
+from envs.contract.screenshots import StoredEncoding, size_of, stored_as
 
 logger = logging.getLogger(__name__)
 

@@ -55,8 +55,9 @@ from dart_cli.language.parsers.base import ActionParser, PointParser, summary_of
 from dart_cli.language.pointer_text import split_text
 from dart_cli.runtime.waits import PhaseTimer
 from envs.contract.actions import Action, Answer, Done, Fail, action_to_dict
-from envs.contract.base import Observation, Task, Verdict, content_hash
-from envs.contract.screenshots import prompt_text
+from envs.contract.base import Observation, Task, Verdict
+from envs.contract.blobs import content_hash
+from envs.contract.observed_texts import prompt_text
 
 Phase = Literal["reset", "model", "env", "submit", "over"]
 _COUNTS_AS: dict[Phase, str] = {

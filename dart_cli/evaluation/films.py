@@ -19,7 +19,7 @@ from bus.errors import RunDirectoryError
 from bus.messages import Outcome, PointerMap
 from dart_cli.evaluation.results import eval_dir
 from dart_cli.runtime.work_folder import StoredModel
-from envs.contract.base import content_hash, image_suffix
+from envs.contract.blobs import content_hash, image_suffix
 
 
 class FilmFrame(StoredModel):

@@ -1,18 +1,20 @@
-"""What an explorer may do on a screen, and which of it comes next.
+"""The choice of an explorer's next action, and the elements that it leaves alone.
 
-    Candidate   one action, with its value and what came of it before
-    RANKINGS    which candidate comes first
-    text_for    what is typed into a field
-    DENIED      words of names that are left alone by default, by what they would do
-    DenyList    which word an element's name has; the list with words added or taken off
+    Candidate   one action on the present screen, with its value and its earlier tries
+    RANKINGS    the functions that choose the next candidate, by the value of --chooser
+    text_for    the text that is typed into a field
+    DENIED      the default words of the deny list, by what their buttons would do
+    DenyList    the elements that are left alone, by words in their names
+    deny_list   the default list, with words added or removed
 
-All see the same screens and candidates: `count` takes what was tried least on this screen, `q` goes by the value of
-what may be ahead; the controls: `recency` leaves out what was tried lately, `random` draws among all.
+All choosers see the same screens and candidates. `count` takes the action that was tried least on this
+screen, `q` the one with the best value of what may follow. The controls are `recency`, which leaves out
+what was tried recently, and `random`, which draws among all.
 
-A word counts where a name has it as a whole word, in any case: `pay` is in "Pay now" and "pay-bill", not in
-"Payment history". A phrase of several words counts with any space or hyphen between them, or none: `log out` is
-in "Logout", too. Fields may be typed into: nothing presses Enter there. An element without a name
-cannot be told; where a screen has no tree, nothing can.
+A word matches a whole word of a name, in any case: `pay` is in "Pay now" and "pay-bill", not in "Payment
+history". The words of a phrase may have spaces, hyphens or nothing between them: `log out` is in "Logout"
+too. Typing into a field is always allowed, since nothing presses Enter there. Elements without names are
+never denied, so the list has no effect on a screen without a tree.
 """
 
 from __future__ import annotations
@@ -22,61 +24,61 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from bus.error_texts import did_you_mean
 from bus.errors import UserError
 from dart_cli.algo.action_values import CANDIDATES, Move, shortlist
 from envs.contract.elements import Element, Operation
-from envs.contract.own_code import did_you_mean
 
 RECENT = 20
-"""Newest steps of all slots that `recency` leaves out."""
+"""The number of newest steps, over all slots, whose actions `recency` leaves out."""
 
 WORDS = ("hello", "test", "a", "1", "42")
-"""Typed where a screen has no words of its own."""
+"""Texts that are typed beside the words of the screen itself."""
 
 _WORD = re.compile(r"[^\W\d_]{3,16}")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something that can be done on the present screen."""
+    """An action that is possible on the present screen."""
 
     element: Element
     operation: Operation
     value: float
     tries: int
-    age: int | None = None  # steps of all slots since the newest try
+    age: int | None = None  # steps of all slots since the newest try; None if never tried
 
     @property
     def move(self) -> Move:
-        """Its key on this screen."""
+        """The key of the action on this screen."""
         return self.element.place, self.operation
 
 
 Ranking = Callable[[Sequence[Candidate], Random], Candidate]
-"""Candidates in reading order, at least one -> the one that comes next."""
+"""Chooses the next of some candidates, at least one, in reading order."""
 
 
 def by_value(candidates: Sequence[Candidate], rng: Random) -> Candidate:
-    """Q-ICRL: a few drawn by softmax of the values, and the best of them."""
-    drawn = shortlist([each.value for each in candidates], rng.random)
-    return max((candidates[index] for index in drawn), key=lambda each: each.value)
+    """Draw a few candidates by the softmax of their values, and return the best of them (Q-ICRL)."""
+    shortlisted = shortlist([candidate.value for candidate in candidates], rng.random)
+    return max((candidates[index] for index in shortlisted), key=lambda candidate: candidate.value)
 
 
 def at_random(candidates: Sequence[Candidate], rng: Random) -> Candidate:
-    """Control: without a memory."""
+    """Return any candidate: a control without a memory."""
     return rng.sample(candidates, min(CANDIDATES, len(candidates)))[0]
 
 
 def by_count(candidates: Sequence[Candidate], rng: Random) -> Candidate:
-    """Return what was tried least on this screen, whatever came of it."""
-    return min(rng.sample(candidates, len(candidates)), key=lambda each: each.tries)
+    """Return a candidate that was tried least on this screen, whatever its outcome."""
+    return min(rng.sample(candidates, len(candidates)), key=lambda candidate: candidate.tries)
 
 
 def by_recency(candidates: Sequence[Candidate], rng: Random) -> Candidate:
-    """Control: what was not among the newest steps, at random; if all was, the oldest."""
+    """Return any candidate that is not among the newest steps, or the oldest one if all are: a control."""
     mixed = rng.sample(candidates, len(candidates))
-    fresh = [each for each in mixed if each.age is None or each.age > RECENT]
-    return fresh[0] if fresh else max(mixed, key=lambda each: each.age or 0)
+    fresh = [candidate for candidate in mixed if candidate.age is None or candidate.age > RECENT]
+    return fresh[0] if fresh else max(mixed, key=lambda candidate: candidate.age or 0)
 
 
 RANKINGS: Mapping[str, Ranking] = {
@@ -85,17 +87,17 @@ RANKINGS: Mapping[str, Ranking] = {
     "recency": by_recency,
     "random": at_random,
 }
-"""Values of --chooser."""
+"""Value of --chooser -> its ranking."""
 
 
 def text_for(candidates: Sequence[Candidate], rng: Random) -> str:
-    """Return what is typed into a field: a word that the screen shows, or one of WORDS. Never a newline."""
-    names = " ".join(each.element.name for each in candidates)
-    shown: list[str] = _WORD.findall(names)
-    return rng.choice([*dict.fromkeys(word.lower() for word in shown), *WORDS])
+    """Return a text to type into a field: a word that the screen shows, or one of WORDS; never a newline."""
+    names = " ".join(candidate.element.name for candidate in candidates)
+    shown_words: list[str] = _WORD.findall(names)
+    return rng.choice([*dict.fromkeys(word.lower() for word in shown_words), *WORDS])
 
 
-# --- what is left alone ------------------------------------------------------------------------
+# --- the deny list -----------------------------------------------------------------------------
 
 DENIED: Mapping[str, tuple[str, ...]] = {
     "destroys": (
@@ -117,11 +119,11 @@ DENIED: Mapping[str, tuple[str, ...]] = {
 }
 
 ALL = "all"
-"""In place of a word: the whole list."""
+"""The value of --allow that removes the whole list."""
 
 
 class DenyList:
-    """Words of names that are left alone."""
+    """The words whose elements an explorer leaves alone."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self.words = tuple(dict.fromkeys(" ".join(word.casefold().split()) for word in words))
@@ -132,18 +134,21 @@ class DenyList:
         ]
 
     def word_of(self, element: Element) -> str:
-        """Return the word that keeps an explorer from acting on the element; empty where it may."""
+        """Return the word by which the element is left alone; empty if there is none."""
         if element.actions == ("scroll",):
             return ""
-        return next((word for word, each in self._patterns if each.search(element.name)), "")
+        return next((word for word, pattern in self._patterns if pattern.search(element.name)), "")
 
     def denies(self, element: Element, operation: str) -> bool:
-        """Whether this is left alone; typing and scrolling do nothing that a name could warn of."""
+        """Return True if this action is left alone.
+
+        Typing and scrolling never are, since they trigger nothing.
+        """
         return operation in ("click", "double_click") and bool(self.word_of(element))
 
 
 def deny_list(add: Iterable[str] = (), allow: Iterable[str] = ()) -> DenyList:
-    """Return the default list with words added, and words (or all) taken off. Raises UserError."""
+    """Return the default list with words added and words (or all) removed. Raises UserError."""
     usual = [word for words in DENIED.values() for word in words]
     off = {" ".join(word.casefold().split()) for word in allow}
     for word in off - {ALL, *usual}:
@@ -154,5 +159,5 @@ def deny_list(add: Iterable[str] = (), allow: Iterable[str] = ()) -> DenyList:
     added = list(add)
     if any(not word.strip() for word in added):
         raise UserError("--deny '': want a word, or a phrase, of the names that are left alone")
-    kept = [] if ALL in off else [word for word in usual if word not in off]
-    return DenyList([*kept, *added])
+    remaining = [] if ALL in off else [word for word in usual if word not in off]
+    return DenyList([*remaining, *added])

@@ -1,6 +1,8 @@
-"""The verb `dart explore`: what was asked for, checked; the exploration; what it found.
+"""The command `dart explore`: it checks its options, explores, and prints a summary.
 
-run_explore   explores, prints what was found; returns the exit code
+run_explore   the command itself; returns the exit code
+env_of        the environments that the options name
+with_tree     environments with their accessibility tree
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from rich.console import Console
 from bus.errors import ConfigError, TaskError
 from dart_cli.config.load import load_config
 from dart_cli.config.schema import EnvConfig, observed_kinds
-from dart_cli.explore import ExploreOptions
 from dart_cli.explore.choosing import DenyList, deny_list
 from dart_cli.explore.explorer import Exploration, Plan, StartPoint, Stopped
 from dart_cli.explore.graph import DATABASE, ExploreSettings, Graph, open_graph, read_graph
 from dart_cli.explore.graph_statistics import summary
+from dart_cli.explore.options import ExploreOptions
 from dart_cli.player.episodes import env_of_suite, in_slots
 from dart_cli.runtime.background import run_until_stopped
 from dart_cli.runtime.options import read_options
@@ -33,20 +35,20 @@ from envs.contract.base import Task
 from envs.contract.elements import Explorable
 from envs.contract.registry import check_options, check_parts, load_suite, make_env, select_tasks
 
-SHOWN = 6  # words of the deny list, where it is not asked for
+MOST_WORDS = 6  # words of the deny list that are printed without --dry-run
 
 ENDS: Mapping[Stopped, str] = {
     "steps": "the steps are used up; --steps N goes on",
-    "frontier": "everything on every known screen was tried",
-    "no_way": "what is left to try was not reached again; other --seeds may show more",
+    "frontier": "every action on every screen of the graph was tried",
+    "no_way": "the untried actions were not reached again; other --seeds may reach more",
     "interrupted": "interrupted; the same command goes on",
 }
 
 
 def run_explore(options: ExploreOptions) -> int:
-    """Explore; returns the exit code.
+    """Explore, print a summary, and return the exit code.
 
-    Raises UserError for what cannot work, before anything starts; EnvError where no episode begins.
+    Raises UserError for options that cannot work, before anything starts, and EnvError if no episode begins.
     """
     env = env_of(options)
     tasks = _tasks(options, env)
@@ -61,7 +63,7 @@ def run_explore(options: ExploreOptions) -> int:
         with read_graph(options.out) as graph:
             before = graph.steps
     console = Console(markup=False, highlight=False, stderr=not options.dry_run)
-    for name, text in _told(options, env, tasks, deny, before, has_tree=has_tree).items():
+    for name, text in _describe(options, env, tasks, deny, before, has_tree=has_tree).items():
         console.print(f"{name + ':':<12} {text}", soft_wrap=True)
     if options.dry_run:
         console.print("valid; nothing was started")
@@ -80,10 +82,10 @@ def run_explore(options: ExploreOptions) -> int:
         seed=options.seed,
     )
 
-    def report(graph: Graph, stopped: Stopped) -> None:
-        found = summary(graph)
-        _print(console, found, stopped, options.out)
-        sys.stdout.write(f"{json.dumps({**found, 'stopped': stopped, 'out': str(options.out)})}\n")
+    def report(graph: Graph, reason: Stopped) -> None:
+        totals = summary(graph)
+        _print(console, totals, reason, options.out)
+        sys.stdout.write(f"{json.dumps({**totals, 'stopped': reason, 'out': str(options.out)})}\n")
 
     with open_graph(options.out, settings) as graph:
         return _explore(graph, plan, options.slots, env, report)
@@ -92,34 +94,36 @@ def run_explore(options: ExploreOptions) -> int:
 def _explore(
     graph: Graph, plan: Plan, slots: int, env: EnvConfig, report: Callable[[Graph, Stopped], None]
 ) -> int:
-    """Explore and report; returns the exit code of a signal that stopped it, else 0."""
+    """Explore and report; return the exit code of a signal that stopped it, else 0."""
     waits = OpenWaits()
-    with contextlib.ExitStack() as shown:
+    with contextlib.ExitStack() as bars:
         left = max(0, plan.steps - graph.steps)
-        advance = shown.enter_context(progress("exploring", left, "steps"))
+        advance = bars.enter_context(progress("exploring", left, "steps"))
         exploration = Exploration(graph, plan, lambda note: advance(1, note))
         numbers = iter(range(slots))
         exploring = in_slots(
-            *(env, "explore", min(slots, max(1, left))),
-            lambda each: exploration.explore(next(numbers), each),
-            waits,
+            env,
+            "explore",
+            slots=min(slots, max(1, left)),
+            work=lambda slot_env: exploration.explore(next(numbers), slot_env),
+            waits=waits,
         )
 
         def report_stopped() -> None:
-            shown.close()
+            bars.close()
             report(graph, "interrupted")
 
-        if stopped := run_until_stopped(exploring, waits, report_stopped):
-            return stopped
-    report(graph, exploration.stopped or "steps")
+        if exit_code := run_until_stopped(exploring, waits, report_stopped):
+            return exit_code
+    report(graph, exploration.stop_reason or "steps")
     return 0
 
 
-# --- what was asked for, checked ---------------------------------------------------------------
+# --- the options, checked ----------------------------------------------------------------------
 
 
 def env_of(options: ExploreOptions) -> EnvConfig:
-    """Return the environments: of a suite, or of a run's configuration. Raises UserError."""
+    """Return the settings of the environments: of a suite, or of a run's configuration. Raises UserError."""
     path = Path(options.target)
     if path.suffix == ".toml":
         if options.options:
@@ -140,18 +144,18 @@ def env_of(options: ExploreOptions) -> EnvConfig:
 
 
 def with_tree(env: EnvConfig) -> EnvConfig:
-    """Return the environments with their accessibility tree, where a suite reads it only if it is asked for."""
+    """Return the settings with the accessibility tree requested, if the suite gives one."""
     if "accessibility" not in getattr(load_suite(env.suite), "observes", ()):
         return env
     return env.model_copy(update={"observe": ["screenshot", "accessibility"]})
 
 
 def _tasks(options: ExploreOptions, env: EnvConfig) -> list[Task]:
-    chosen = list(options.tasks or env.tasks)
-    tasks = select_tasks(env.suite, chosen)
+    patterns = list(options.tasks or env.tasks)
+    tasks = select_tasks(env.suite, patterns)
     if not tasks:
         raise TaskError(f"suite {env.suite} has no task to start from")
-    if not chosen and len(tasks) > 1:
+    if not patterns and len(tasks) > 1:
         raise TaskError(
             f"suite {env.suite} has {len(tasks)} tasks to start from; choose with --task, e.g. "
             f"--task {tasks[0].id}, or --task '*' for all"
@@ -159,13 +163,13 @@ def _tasks(options: ExploreOptions, env: EnvConfig) -> list[Task]:
     return tasks
 
 
-def application_of(task: Task, given: str = "") -> str:
-    """Return the application that a task starts: what the suite says, or the task's id."""
-    return given or str(task.params.get("application") or task.id)
+def application_of(task: Task, app: str = "") -> str:
+    """Return the application of a task: `app`, else the one that the suite names, else the task's id."""
+    return app or str(task.params.get("application") or task.id)
 
 
 def _instances(options: ExploreOptions) -> range:
-    """Seeds of the instances that are explored."""
+    """Return the seeds of the instances that are explored."""
     return range(options.first_seed, options.first_seed + options.seeds)
 
 
@@ -188,18 +192,18 @@ def _settings(
 
 
 def _has_tree(env: EnvConfig) -> bool:
-    """Whether its environments tell elements; one is made for that, and starts nothing."""
-    made = make_env(env.suite, observe=observed_kinds(env), **env.options)
+    """Return True if the environments report elements. It makes one to find out, which starts nothing."""
+    instance = make_env(env.suite, observe=observed_kinds(env), **env.options)
     try:
-        return isinstance(made, Explorable)
+        return isinstance(instance, Explorable)
     finally:
-        made.close()
+        instance.close()
 
 
-# --- what is told ------------------------------------------------------------------------------
+# --- printed reports ---------------------------------------------------------------------------
 
 
-def _told(
+def _describe(
     options: ExploreOptions,
     env: EnvConfig,
     tasks: Sequence[Task],
@@ -210,13 +214,15 @@ def _told(
 ) -> dict[str, str]:
     names = [task.id for task in tasks]
     some = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    on = "its elements" if has_tree else "cells of a grid: the suite tells no elements"
+    on = "its elements" if has_tree else "cells of a grid, since the suite reports no elements"
     words = ", ".join(deny.words) or "nothing: the deny list is empty"
-    if len(deny.words) > SHOWN and not options.dry_run:
-        first = ", ".join(deny.words[:SHOWN])
-        words = f"what is named {first} and {len(deny.words) - SHOWN} more; --dry-run shows all"
+    if len(deny.words) > MOST_WORDS and not options.dry_run:
+        first = ", ".join(deny.words[:MOST_WORDS])
+        words = (
+            f"elements named {first} and {len(deny.words) - MOST_WORDS} more; --dry-run shows all"
+        )
     if not has_tree and deny.words:
-        words = "nothing: a grid has no names that the deny list could see"
+        words = "nothing: the cells of a grid have no names that the deny list could match"
     lowest, *higher = _instances(options)
     seeds = f"seeds {lowest} to {higher[-1]}" if higher else f"seed {lowest}"
     at_once = f"{options.slots} environments at once" if options.slots > 1 else "one environment"
@@ -226,20 +232,20 @@ def _told(
         "chooser": options.chooser,
         "left alone": words,
         "steps": f"{options.steps}, back to the start every {options.back_every}, {at_once}",
-        "out": f"{options.out}, goes on after {before} steps" if before else str(options.out),
+        "out": f"{options.out}, continued after {before} steps" if before else str(options.out),
     }
 
 
-def _print(console: Console, found: Mapping[str, Any], stopped: Stopped, out: Path) -> None:
+def _print(console: Console, totals: Mapping[str, Any], reason: Stopped, out: Path) -> None:
     columns = ["screens", "depth", "steps", "no_op_rate", "errors", "ends"]
     heads = ["screens", "depth", "steps", "no-ops", "errors", "ends"]
-    table = page_table("what was found", "application", *heads, right=heads)
-    for name, each in [*found["applications"].items(), ("all", found)]:
-        cells = [f"{each[c]:.0%}" if c == "no_op_rate" else str(each[c]) for c in columns]
-        if name != "all" or len(found["applications"]) != 1:
+    table = page_table("screens and steps", "application", *heads, right=heads)
+    for name, numbers in [*totals["applications"].items(), ("all", totals)]:
+        cells = [f"{numbers[c]:.0%}" if c == "no_op_rate" else str(numbers[c]) for c in columns]
+        if name != "all" or len(totals["applications"]) != 1:
             table.add_row(name, *cells)
     console.print(table)
-    left = ", ".join(f"{word} ({count})" for word, count in found["left_alone"].items())
+    left = ", ".join(f"{word} ({count})" for word, count in totals["left_alone"].items())
     if left:
         console.print(f"left alone: {left}", soft_wrap=True)
-    console.print(f"{ENDS[stopped]}; look at it: dart view {out}", soft_wrap=True)
+    console.print(f"{ENDS[reason]}; look at it: dart view {out}", soft_wrap=True)

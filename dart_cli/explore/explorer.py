@@ -1,14 +1,15 @@
 """The exploration itself: slots that share one memory and one graph.
 
-    Plan          what is explored, and by which rules
-    StartPoint    what an episode is reset to
-    KindRates     what is expected of actions of a kind
-    Exploration   what the slots share; `explore` is the loop of one slot
+    Plan          the starts, the limits and the rules of an exploration
+    StartPoint    the task, seed and application of an episode
+    KindRates     how often actions of a kind led to another screen
+    Exploration   the state that the slots share; `explore` is the loop of one slot
 
-A slot resets its environment, and then takes step after step: the candidates of the screen, a choice, the
-action, the screen after it. Each step is filed before the next begins. It returns to a start after
-`plan.back_every` steps, after an error, and where nothing that was never tried can be reached from, as far as is
-known. All ends when the steps are used up, or when no known screen has anything left that was never tried.
+A slot resets its environment and then repeats: list the candidates of the screen, choose one, perform it,
+look at the screen after it. Each step is written to the graph before the next begins. The slot returns to a
+start after `plan.back_every` steps, after an error, and on a screen from which no untried action can be
+reached, as far as is known. The exploration ends when the steps are used up, or when no screen of the graph
+has an untried action.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.calls import StepResult
 from dart_cli.explore.choosing import RANKINGS, Candidate, DenyList, text_for
 from dart_cli.explore.graph import Edge, Graph, Screen, Sight, Start, screen_id
-from envs.contract.base import Observation, Task, content_hash
+from envs.contract.base import Observation, Task
+from envs.contract.blobs import content_hash
 from envs.contract.elements import (
     Element,
     Operation,
@@ -40,17 +42,18 @@ from envs.contract.elements import (
 logger = logging.getLogger(__name__)
 
 Stopped = Literal["steps", "frontier", "no_way", "interrupted"]
-"""Why it ended: its budget is used up; nothing is left that was never tried; what is left was not reached again; a signal."""
+"""Why an exploration ended: its steps are used up; nothing untried is left; what is left was not reached
+again; a signal."""
 
 MOST_BROKEN = 3  # episodes in a row that did not begin
 DEAD_END = 1e-6
-"""Of a screen's best value: nothing that was never tried can be reached from there, as far as is known."""
-LOOK_AGAIN_S = 30.0  # longest wait for another slot's step before it is asked for again
+"""The best value of a screen up to which no untried action can be reached from there, as far as is known."""
+LOOK_AGAIN_S = 30.0  # longest wait for another slot's step before checking again
 
 
 @dataclass(frozen=True)
 class StartPoint:
-    """What an episode is reset to."""
+    """The start of an episode."""
 
     task: Task
     seed: int
@@ -59,10 +62,10 @@ class StartPoint:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is explored, and by which rules."""
+    """The starts, the limits and the rules of an exploration."""
 
     starts: Sequence[StartPoint]
-    steps: int  # over all slots, with those of earlier starts
+    steps: int  # over all slots, including the steps of earlier runs
     back_every: int  # steps of an episode
     ranking: str  # of RANKINGS
     deny: DenyList
@@ -70,25 +73,25 @@ class Plan:
 
 
 class KindRates:
-    """How often actions of a kind led to another screen: what an explorer expects where it knows no better."""
+    """How often actions of a kind led to another screen, which is the prior value of an untried action."""
 
     def __init__(self) -> None:
         self._tried: Counter[tuple[str, str, str]] = Counter()
         self._moved: Counter[tuple[str, str, str]] = Counter()
 
     def add(self, edge: Edge, application: str) -> None:
-        """Count a step."""
+        """Count the outcome of a step."""
         kind = application, edge.element.role, edge.action
         self._tried[kind] += 1
         self._moved[kind] += edge.outcome == "moved"
 
     def rate(self, kind: tuple[str, str, str]) -> float:
-        """By Laplace's rule: one try that moved and one that did not are added."""
+        """Return the rate of a kind by Laplace's rule, which adds one try that moved and one that did not."""
         return (self._moved[kind] + 1) / (self._tried[kind] + 2)
 
 
 class Exploration:
-    """What the slots share. Lives in one event loop."""
+    """The state that the slots share, in one event loop."""
 
     def __init__(
         self,
@@ -96,30 +99,36 @@ class Exploration:
         plan: Plan,
         advance: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Goes on from what the graph has; `advance` is told after each step what was found."""
-        self.stopped: Stopped | None = None
+        """Continue from the state of the graph.
+
+        `advance` is called after each step with a note on the progress.
+        """
+        self.stop_reason: Stopped | None = None
         self._graph, self._plan = graph, plan
         self._advance = advance
         self._memory = Memory()
-        self._applications: dict[str, str] = {}  # of screens
+        self._applications: dict[str, str] = {}  # screen -> application
         self._of: dict[str, list[str]] = {}  # application -> screens
         self._kinds = KindRates()
         self._tried_at: dict[tuple[str, Move], int] = {}
         self._steps = graph.steps
-        self._running = 0  # steps under way
+        self._running = 0  # steps that have begun and not ended
         self._episodes = len(graph.starts())
         self._broken = 0  # episodes in a row that did not begin
         self._idle = 0  # episodes in a row without a step
-        self._news = asyncio.Event()  # set, and renewed, whenever a step ends
+        self._news = asyncio.Event()  # set, and replaced by a new one, whenever a step ends
         self._recall()
 
     @property
     def untried(self) -> int:
-        """What known screens offer and was never tried."""
+        """The number of untried actions on all screens of the graph."""
         return self._memory.untried()
 
     async def explore(self, slot: int, env: AsyncEnv) -> None:
-        """Episodes in one environment until all ends. Raises EnvError where none begins."""
+        """Play episodes in one environment until the exploration ends.
+
+        Raises EnvError if no episode begins.
+        """
         while (start := await self._next_start()) is not None:
             await self._episode(slot, env, start)
 
@@ -150,7 +159,7 @@ class Exploration:
             finally:
                 self._running -= 1
                 self._tell_the_others()
-            if after is None or after.ended:
+            if after is None or after.has_ended:
                 return
             sight = after
 
@@ -164,11 +173,11 @@ class Exploration:
     async def _step(
         self, env: AsyncEnv, start: Start, sight: Sight, candidates: list[Candidate]
     ) -> Sight | None:
-        """One step, filed; the screen after it, or None where the environment broke."""
+        """Take one step, write it to the graph, and return the screen after it, or None after an error."""
         screen = _id(sight)
-        chosen, text = self._choose(sight, candidates)
-        element, operation = chosen.element, chosen.operation
-        self._memory.begin(screen, chosen.move)
+        choice, text = self._choose(sight, candidates)
+        element, operation = choice.element, choice.operation
+        self._memory.begin(screen, choice.move)
         after, detail = None, ""
         try:
             stepped = await _perform(env, element, operation, text)
@@ -177,9 +186,9 @@ class Exploration:
         except EnvError as error:
             detail = str(error)
         finally:
-            # Also where this is cancelled: the action is no longer under way.
-            found = None if after is None or _id(after) == screen else _id(after)
-            self._memory.end(screen, chosen.move, found)
+            # Also if this task is cancelled, since the action has then ended too.
+            destination = None if after is None or _id(after) == screen else _id(after)
+            self._memory.end(screen, choice.move, destination)
         edge = self._graph.add_edge(
             episode=start.episode,
             slot=start.slot,
@@ -197,7 +206,7 @@ class Exploration:
         return after
 
     def _file(self, edge: Edge, after: Sight | None) -> None:
-        """Remember a step that is in the graph."""
+        """Add a step of the graph to the memory."""
         self._steps = max(self._steps, edge.step)
         if edge.after is not None and after is not None:
             self._see(edge.after, after)
@@ -206,34 +215,41 @@ class Exploration:
         self._advance(f"{len(self._applications)} screens, {self.untried} untried")
 
     async def _look_after(self, env: AsyncEnv, stepped: StepResult, application: str) -> Sight:
-        ended = stepped.terminated or stepped.truncated
+        has_ended = stepped.terminated or stepped.truncated
         try:
-            return await _look(env, stepped.observation, application, ended=ended)
+            return await _look(env, stepped.observation, application, has_ended=has_ended)
         except EnvError:
-            if not ended:
+            if not has_ended:
                 raise
-            gone = ScreenState("", "", "the environment ended the episode and tells no screen")
-            shown = stepped.observation
+            unknown = ScreenState("", "", "the environment ended the episode and tells no screen")
+            observation = stepped.observation
             return Sight(
-                application, gone, (), shown.screenshot, shown.width, shown.height, ended=True
+                application,
+                unknown,
+                (),
+                observation.screenshot,
+                observation.width,
+                observation.height,
+                has_ended=True,
             )
 
     # --- what to do ----------------------------------------------------------------------------
 
     def _choose(self, sight: Sight, candidates: list[Candidate]) -> tuple[Candidate, str]:
-        """Return what is done, and what is typed."""
+        """Return the chosen action, and the text to type."""
         rng = Random(f"{self._plan.seed}/{self._steps + self._running}")  # noqa: S311 - repeatable
         if self._plan.ranking == "q":
             priors = {
-                each.move: self._kinds.rate(_kind(sight.application, each)) for each in candidates
+                candidate.move: self._kinds.rate(_kind(sight.application, candidate))
+                for candidate in candidates
             }
-            self._memory.see(_id(sight), [each.move for each in candidates], priors)
+            self._memory.see(_id(sight), [candidate.move for candidate in candidates], priors)
             candidates = self._candidates(sight)
-        chosen = RANKINGS[self._plan.ranking](candidates, rng)
-        return chosen, text_for(candidates, rng) if chosen.operation == "type" else ""
+        choice = RANKINGS[self._plan.ranking](candidates, rng)
+        return choice, text_for(candidates, rng) if choice.operation == "type" else ""
 
     def _candidates(self, sight: Sight) -> list[Candidate]:
-        """Return what may be done on a screen, with what is known of it."""
+        """Return the allowed actions of a screen, with their values and earlier tries."""
         screen = _id(sight)
         allowed = self._allowed(sight.elements)
         values = dict(zip(allowed, self._memory.values(screen), strict=True))
@@ -260,29 +276,32 @@ class Exploration:
     # --- whether to go on ----------------------------------------------------------------------
 
     async def _next_start(self) -> StartPoint | None:
-        """Where the next episode begins; None at the end."""
+        """Return the start of the next episode; None once the exploration has ended."""
         if not await self._may_go_on():
             return None
         if self._idle > 2 * len(self._plan.starts) + MOST_BROKEN:
-            self.stopped = self.stopped or "no_way"
+            self.stop_reason = self.stop_reason or "no_way"
             return None
-        starts = [each for each in self._plan.starts if self._is_open(each.application)]
+        starts = [start for start in self._plan.starts if self._is_open(start.application)]
         self._episodes += 1
         return starts[(self._episodes - 1) % len(starts)]
 
     async def _may_go_on(self, application: str = "") -> bool:
-        """Whether there is a step left to take, in this application or in any; waits for those under way."""
-        while self.stopped is None:
+        """Return True if a step is left to take, in this application or in any.
+
+        Waits for steps that have not ended.
+        """
+        while self.stop_reason is None:
             if self._steps + self._running < self._plan.steps:
                 if application and self._is_open(application):
                     return True
-                if any(self._is_open(each.application) for each in self._plan.starts):
+                if any(self._is_open(start.application) for start in self._plan.starts):
                     return not application
                 reason: Stopped = "frontier"
             else:
                 reason = "steps"
             if not self._running:
-                self.stopped = reason
+                self.stop_reason = reason
             elif reason == "steps":
                 return False
             else:
@@ -290,13 +309,16 @@ class Exploration:
         return False
 
     def _is_open(self, application: str) -> bool:
-        """Whether something of it was never tried, or it was never seen."""
+        """Return True if the application has an untried action, or was never seen."""
         screens = self._of.get(application)
         return screens is None or self._memory.untried(screens) > 0
 
     def _is_dead_end(self, candidates: Sequence[Candidate]) -> bool:
-        """Whether Q knows that nothing untried is ahead; the others know no such thing."""
-        return self._plan.ranking == "q" and max(each.value for each in candidates) <= DEAD_END
+        """Return True if by Q no untried action can be reached; other choosers never tell."""
+        return (
+            self._plan.ranking == "q"
+            and max(candidate.value for candidate in candidates) <= DEAD_END
+        )
 
     async def _others(self) -> None:
         """Wait until a step of another slot ends."""
@@ -311,10 +333,10 @@ class Exploration:
         self._news.set()
         self._news = asyncio.Event()
 
-    # --- what is remembered --------------------------------------------------------------------
+    # --- the memory ----------------------------------------------------------------------------
 
     def _recall(self) -> None:
-        """Remember what the graph has."""
+        """Fill the memory from the graph."""
         for screen in self._graph.screens():
             self._see(screen.id, screen)
         for edge in self._graph.edges():
@@ -323,11 +345,11 @@ class Exploration:
             self._note(edge)
         self._memory.sweep()
 
-    def _see(self, key: str, seen: Sight | Screen) -> None:
+    def _see(self, key: str, visit: Sight | Screen) -> None:
         if key not in self._applications:
-            self._of.setdefault(seen.application, []).append(key)
-            self._applications[key] = seen.application
-        self._memory.see(key, () if seen.ended else self._allowed(seen.elements))
+            self._of.setdefault(visit.application, []).append(key)
+            self._applications[key] = visit.application
+        self._memory.see(key, () if visit.has_ended else self._allowed(visit.elements))
 
     def _note(self, edge: Edge) -> None:
         key = edge.before, (edge.element.place, edge.action)
@@ -336,7 +358,7 @@ class Exploration:
 
 
 def _id(sight: Sight) -> str:
-    return screen_id(sight.application, sight.state.id, ended=sight.ended)
+    return screen_id(sight.application, sight.state.id, has_ended=sight.has_ended)
 
 
 def _kind(application: str, candidate: Candidate) -> tuple[str, str, str]:
@@ -344,16 +366,27 @@ def _kind(application: str, candidate: Candidate) -> tuple[str, str, str]:
 
 
 async def _look(
-    env: AsyncEnv, shown: Observation, application: str, *, ended: bool = False
+    env: AsyncEnv, observation: Observation, application: str, *, has_ended: bool = False
 ) -> Sight:
-    """Return what is on the screen; cells of a grid where the environment cannot tell."""
+    """Return the present screen; its elements are the cells of a grid if the environment reports none."""
     looked = await env.look()
-    picture = shown.screenshot, shown.width, shown.height
     if looked is None:
-        cells = tuple(grid_elements(shown.width, shown.height))
-        return Sight(application, grid_state(shown), cells, *picture, ended, has_tree=False)
-    state, elements = looked
-    return Sight(application, state, tuple(elements), *picture, ended)
+        state, elements = (
+            grid_state(observation),
+            grid_elements(observation.width, observation.height),
+        )
+    else:
+        state, elements = looked
+    return Sight(
+        application,
+        state,
+        tuple(elements),
+        observation.screenshot,
+        observation.width,
+        observation.height,
+        has_ended=has_ended,
+        has_tree=looked is not None,
+    )
 
 
 async def _perform(env: AsyncEnv, element: Element, operation: Operation, text: str) -> StepResult:
@@ -367,7 +400,7 @@ async def _perform(env: AsyncEnv, element: Element, operation: Operation, text: 
 
 
 def _what_changed(before: Sight, after: Sight) -> str:
-    """Of a step that did not leave its screen, in words; else nothing."""
+    """Return a note on a step that stayed on its screen; empty if it led to another."""
     if _id(before) != _id(after):
         return ""
     return (

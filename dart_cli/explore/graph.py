@@ -1,17 +1,19 @@
-"""The folder of an exploration: screens, the actions that were tried on them, and where each led.
+"""The folder of an exploration: screens, the actions that were tried on them, and where they led.
 
-    Graph          writes it; one process at a time
-    GraphReader    reads it, beside a live writer or long after
-    open_graph, read_graph   of a folder
-    ExploreSettings   what an exploration was asked for
-    Screen, Edge, Start, Merge   its rows
-    Sight          a screen as an explorer sees it, before it is known
-    screen_id      the key of a state within its application
+    Graph             the graph for writing, by one process at a time
+    GraphReader       the graph for reading, even while another process writes it
+    open_graph        opens the graph of a folder for writing
+    read_graph        opens the graph of a folder for reading
+    ExploreSettings   the settings of an exploration
+    Screen, Edge, Start, Merge   the rows of the graph
+    Sight             a screen as an explorer sees it, before it is a row
+    screen_id         the key of a screen: its state within its application
 
-FOLDER/settings.json  what was asked for
-FOLDER/graph.sqlite   the rows, in write-ahead mode: a start or a step is one transaction, so that a kill
-                      loses at most the running one
-FOLDER/screens/       screenshots by their content (envs.contract.base.content_hash), written before their rows
+FOLDER/settings.json  the settings
+FOLDER/graph.sqlite   the rows, in write-ahead mode. A start or a step is one transaction, so that a kill
+                      loses at most the one that is being written
+FOLDER/screens/       screenshots named by their content (envs.contract.blobs.content_hash), written
+                      before their rows
 """
 
 from __future__ import annotations
@@ -29,18 +31,19 @@ from pydantic import Field
 from bus.endpoints import make_private_dir
 from bus.errors import RunDirectoryError, UserError
 from dart_cli.runtime.sqlite_file import Mode, SqliteFile
-from dart_cli.runtime.work_folder import SETTINGS, WorkFolder, WorkSettings, refuse_foreign
-from envs.contract.base import content_hash, image_suffix
+from dart_cli.runtime.work_folder import SETTINGS, KeptFolder, KeptSettings, refuse_foreign
+from envs.contract.blobs import content_hash, image_suffix
 from envs.contract.elements import Element, Operation, ScreenState, element_from_dict
 
 Outcome = Literal["moved", "none", "error"]
-"""Of a step: another screen; the same screen (a no-op); the environment refused or broke."""
+"""The outcome of a step: it led to another screen; it stayed (a no-op); the environment refused it or
+broke."""
 
 DATABASE, SCREENS = "graph.sqlite", "screens"
 APPLICATION_ID = 0x44415247
-"""Marks the file as a graph of dart's ("DARG")."""
+"""The SQLite application id of a graph of dart ("DARG")."""
 SCHEMA = 2
-"""PRAGMA user_version; a graph of another one is refused."""
+"""The PRAGMA user_version; a graph with another version is refused."""
 
 _TABLES = """
 CREATE TABLE screens (
@@ -95,14 +98,14 @@ CREATE TABLE starts (
 """
 
 
-class ExploreSettings(WorkSettings):
-    """What an exploration was asked for."""
+class ExploreSettings(KeptSettings):
+    """The settings of an exploration."""
 
     what: ClassVar = "exploration"
     verb: ClassVar = "dart explore"
     option: ClassVar = "--out"
     may_differ: ClassVar = ("tasks", "seeds", "steps", "back_every", "deny")
-    """A later start may have them otherwise: it tries more, or less."""
+    """Settings that may differ when the exploration is continued."""
     can_begin_anew: ClassVar = False
 
     suite: str = ""
@@ -120,7 +123,7 @@ class ExploreSettings(WorkSettings):
 
 @dataclass(frozen=True)
 class Sight:
-    """A screen as an explorer sees it."""
+    """A screen as an explorer sees it, before it is a row."""
 
     application: str
     state: ScreenState
@@ -128,13 +131,13 @@ class Sight:
     screenshot: bytes  # encoded
     width: int  # pixels
     height: int
-    ended: bool = False  # the environment ended the episode here
+    has_ended: bool = False  # the environment ended the episode here
     has_tree: bool = True  # False: the elements are cells of a grid
 
 
 @dataclass(frozen=True)
 class Screen:
-    """A screen of the graph, as it was first seen."""
+    """A screen of the graph, as it was at the first visit."""
 
     id: str
     application: str
@@ -148,12 +151,12 @@ class Screen:
     depth: int
     first_step: int
     visits: int
-    ended: bool
+    has_ended: bool
 
 
 @dataclass(frozen=True)
 class Edge:
-    """One step: what was tried on a screen, and what came of it."""
+    """One step: the action that was tried on a screen, and its outcome."""
 
     step: int
     slot: int
@@ -170,13 +173,13 @@ class Edge:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The same for all tries of one thing: (screen, place, action)."""
+        """The key (screen, place, action), which all tries of one action share."""
         return self.before, self.element.place, self.action
 
 
 @dataclass(frozen=True)
 class Merge:
-    """A picture that counted as a known screen, and why."""
+    """Another picture that counted as a screen of the graph, and why."""
 
     step: int
     screen: str
@@ -186,7 +189,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class Start:
-    """The beginning of an episode: what was reset, and the screen that it showed."""
+    """The beginning of an episode: its task and seed, and the first screen."""
 
     episode: int
     slot: int
@@ -198,14 +201,18 @@ class Start:
     step: int
 
 
-def screen_id(application: str, state: str, *, ended: bool = False) -> str:
-    """Key of a state: 32 hex digits. Two applications never share a screen; an end is one of its own."""
-    named = f"{application}\0{state}\0{'ended' if ended else ''}"
-    return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
+def screen_id(application: str, state: str, *, has_ended: bool = False) -> str:
+    """Return the key of a screen, 32 hex digits.
+
+    Applications never share a screen. A state that ends an episode is another screen than the same state
+    within one.
+    """
+    text = f"{application}\0{state}\0{'ended' if has_ended else ''}"
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class GraphReader(SqliteFile):
-    """A graph, read-only. Use as a context manager, or call `close`."""
+    """A graph for reading. Use it as a context manager, or call `close`."""
 
     damaged = "begin anew in another folder"
 
@@ -219,54 +226,54 @@ class GraphReader(SqliteFile):
             raise
 
     def screens(self) -> list[Screen]:
-        """All screens, in the order in which they were found."""
+        """Return all screens, in the order of their first visits."""
         return [_screen(row) for row in self._rows("SELECT * FROM screens ORDER BY rowid")]
 
     def screen(self, key: str) -> Screen:
-        """One screen. Raises UserError where there is none."""
+        """Return a screen by its key. Raises UserError if there is none."""
         for row in self._rows("SELECT * FROM screens WHERE id = ?", (key,)):
             return _screen(row)
         raise UserError(f"{self.folder} has no screen {key!r}")
 
     def edges(self, *, episode: int | None = None) -> list[Edge]:
-        """All steps in their order, or those of an episode."""
+        """Return all steps in their order, or those of one episode."""
         rows = self._rows(
             "SELECT * FROM edges WHERE ? IS NULL OR episode = ? ORDER BY step", (episode, episode)
         )
         return [_edge(row) for row in rows]
 
     def merges(self) -> list[Merge]:
-        """Pictures that counted as known screens, in their order."""
+        """Return the other pictures that counted as screens of the graph, in their order."""
         return [Merge(**row) for row in self._rows("SELECT * FROM merges ORDER BY step, screen")]
 
     def starts(self) -> list[Start]:
-        """Return the episodes' beginnings, in their order."""
+        """Return the beginnings of the episodes, in their order."""
         return [Start(**row) for row in self._rows("SELECT * FROM starts ORDER BY episode")]
 
     def settings(self) -> dict[str, Any]:
-        """Return what the exploration was asked for."""
-        found: dict[str, Any] = json.loads((self.folder / SETTINGS).read_bytes())
-        return found
+        """Return the settings of the exploration."""
+        values: dict[str, Any] = json.loads((self.folder / SETTINGS).read_bytes())
+        return values
 
     @property
     def steps(self) -> int:
-        """Steps so far, over all slots and starts."""
+        """The number of steps so far, over all slots and runs."""
         [row] = self._rows("SELECT COALESCE(MAX(step), 0) AS steps FROM edges")
         return int(row["steps"])
 
     def screenshot_path(self, name: str) -> Path:
-        """Return the file of a screenshot. Raises UserError where it is missing."""
+        """Return the file of a screenshot. Raises UserError if it is missing."""
         for suffix in ("png", "webp", "jpg"):
             if (path := self.folder / SCREENS / f"{name}.{suffix}").is_file():
                 return path
         raise UserError(f"{self.folder / SCREENS} lacks the screenshot {name}; is it a whole copy?")
 
     def screenshot(self, name: str) -> bytes:
-        """Return an encoded screenshot."""
+        """Return an encoded screenshot by its name."""
         return self.screenshot_path(name).read_bytes()
 
     def _prepare(self) -> None:
-        """Refuse a file that is not ours."""
+        """Raise RunDirectoryError for a file that is no graph, or has another version."""
         [[mark]] = self._rows("PRAGMA application_id")
         [[version]] = self._rows("PRAGMA user_version")
         if mark != APPLICATION_ID:
@@ -285,12 +292,12 @@ class Graph(GraphReader):
     def __init__(self, folder: Path, settings: ExploreSettings) -> None:
         refuse_foreign(folder, settings)
         make_private_dir(folder)
-        self._kept = WorkFolder(folder, settings)
+        self._settings_folder = KeptFolder(folder, settings)
         try:
             make_private_dir(folder / SCREENS)
             super().__init__(folder, "rwc")
         except BaseException:
-            self._kept.close()
+            self._settings_folder.close()
             raise
         self._depths = {
             row["id"]: row["depth"] for row in self._rows("SELECT id, depth FROM screens")
@@ -300,12 +307,12 @@ class Graph(GraphReader):
             self._next.setdefault(row["before"], set()).add(row["after"])
 
     def close(self) -> None:
-        """Fold the log into the file, and free the folder."""
+        """Merge the write-ahead log into the file, and release the folder."""
         super().close()
-        self._kept.close()
+        self._settings_folder.close()
 
     def add_start(self, task: str, seed: int, slot: int, sight: Sight) -> Start:
-        """File the beginning of an episode."""
+        """Write the beginning of an episode, and return its row."""
         shot, step = self._keep(sight.screenshot), self.steps
         with self._transaction():
             key = self._see(sight, shot, step, depth=0)
@@ -329,7 +336,10 @@ class Graph(GraphReader):
         after: Sight | None,
         detail: str = "",
     ) -> Edge:
-        """File a step; without an `after` it was an error, and `detail` says which."""
+        """Write a step and return its row.
+
+        Without `after` the step was an error, which `detail` describes.
+        """
         shot = None if after is None else self._keep(after.screenshot)
         with self._transaction():
             step, key = self.steps + 1, None
@@ -339,35 +349,59 @@ class Graph(GraphReader):
             self._connection.execute(
                 "INSERT INTO edges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    *(step, slot, episode, before, element.place, action),
-                    *(json.dumps(asdict(element)), text, key, outcome, shot_before, shot, detail),
+                    step,
+                    slot,
+                    episode,
+                    before,
+                    element.place,
+                    action,
+                    json.dumps(asdict(element)),
+                    text,
+                    key,
+                    outcome,
+                    shot_before,
+                    shot,
+                    detail,
                 ),
             )
             if key is not None and outcome == "moved":
                 self._next.setdefault(before, set()).add(key)
                 self._lower(key, self._depths[before] + 1)
         return Edge(
-            *(step, slot, episode, before, element, action, text),
-            *(key, outcome, shot_before, shot, detail),
+            step=step,
+            slot=slot,
+            episode=episode,
+            before=before,
+            element=element,
+            action=action,
+            text=text,
+            after=key,
+            outcome=outcome,
+            shot_before=shot_before,
+            shot_after=shot,
+            detail=detail,
         )
 
     def _see(self, sight: Sight, shot: str, step: int, *, depth: int) -> str:
-        """Return the key of a screen that is seen; it is filed if it is new."""
-        key = screen_id(sight.application, sight.state.id, ended=sight.ended)
+        """Count a visit of a screen and return its key; write its row if it is new."""
+        key = screen_id(sight.application, sight.state.id, has_ended=sight.has_ended)
         if key not in self._depths:
-            elements = [] if sight.ended else [asdict(each) for each in sight.elements]
+            elements = [] if sight.has_ended else [asdict(element) for element in sight.elements]
             self._connection.execute(
                 "INSERT INTO screens VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, ?)",
                 (
-                    *(
-                        key,
-                        sight.application,
-                        sight.state.id,
-                        sight.state.route,
-                        sight.state.reason,
-                    ),
-                    *(shot, sight.width, sight.height, json.dumps(elements)),
-                    *(depth, step, int(sight.ended)),
+                    key,
+                    sight.application,
+                    sight.state.id,
+                    sight.state.route,
+                    sight.state.reason,
+                    shot,
+                    sight.width,
+                    sight.height,
+                    json.dumps(elements),
+                    depth,
+                    step,
+                    int(sight.has_ended),
                 ),
             )
             self._depths[key] = depth
@@ -382,7 +416,7 @@ class Graph(GraphReader):
         return key
 
     def _lower(self, key: str, depth: int) -> None:
-        """Depths after a shorter path to a screen was found, along the edges from there."""
+        """Lower the depth of a screen to which a shorter path was found, and of those that follow from it."""
         waiting = deque([(key, depth)])
         while waiting:
             key, depth = waiting.popleft()
@@ -390,10 +424,10 @@ class Graph(GraphReader):
                 continue
             self._depths[key] = depth
             self._connection.execute("UPDATE screens SET depth = ? WHERE id = ?", (depth, key))
-            waiting.extend((each, depth + 1) for each in self._next.get(key, ()))
+            waiting.extend((neighbour, depth + 1) for neighbour in self._next.get(key, ()))
 
     def _keep(self, image: bytes) -> str:
-        """Keep a screenshot under the name of its content; whole, or not at all."""
+        """Write a screenshot under the name of its content, completely or not at all; return the name."""
         name = content_hash(image)
         path = self.folder / SCREENS / f"{name}.{image_suffix(image)}"
         if not path.exists():
@@ -403,7 +437,7 @@ class Graph(GraphReader):
         return name
 
     def _prepare(self) -> None:
-        """Make the tables of a new file; refuse one that is not ours."""
+        """Make the tables of a new file. Raises RunDirectoryError for a file that is no graph."""
         [[tables]] = self._rows("SELECT COUNT(*) FROM sqlite_master")
         self._rows("PRAGMA journal_mode = WAL")
         self._rows("PRAGMA synchronous = NORMAL")
@@ -417,9 +451,9 @@ class Graph(GraphReader):
 
 
 def read_graph(folder: Path) -> GraphReader:
-    """Open a graph for reading; a live `dart explore` is not disturbed.
+    """Open a graph for reading, without disturbing a `dart explore` that writes it.
 
-    Raises RunDirectoryError where there is none.
+    Raises RunDirectoryError if there is none.
     """
     if not (folder / DATABASE).is_file():
         raise RunDirectoryError(
@@ -429,9 +463,9 @@ def read_graph(folder: Path) -> GraphReader:
 
 
 def open_graph(folder: Path, settings: ExploreSettings | None = None) -> Graph:
-    """Open a graph for writing; begin it where there is none. Without settings those that it has hold.
+    """Open a graph for writing, or begin one. Without `settings` it keeps those of the folder.
 
-    Raises UserError for a folder that holds something else, was explored with other settings, or is in use.
+    Raises UserError if the folder holds something else, was explored with other settings, or is in use.
     """
     if settings is None and (folder / SETTINGS).is_file():
         settings = ExploreSettings.model_validate_json((folder / SETTINGS).read_bytes())
@@ -440,8 +474,9 @@ def open_graph(folder: Path, settings: ExploreSettings | None = None) -> Graph:
 
 def _screen(row: sqlite3.Row) -> Screen:
     values: dict[str, Any] = dict(row)
-    elements = tuple(element_from_dict(each) for each in json.loads(values["elements"]))
-    return Screen(**values | {"elements": elements, "ended": bool(values["ended"])})
+    elements = tuple(element_from_dict(element) for element in json.loads(values["elements"]))
+    has_ended = bool(values.pop("ended"))
+    return Screen(**values | {"elements": elements, "has_ended": has_ended})
 
 
 def _edge(row: sqlite3.Row) -> Edge:

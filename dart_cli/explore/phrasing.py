@@ -1,12 +1,13 @@
-"""Words for an element and for what follows from it, from the names that an environment tells.
+"""Phrases for elements, outcomes and screens, from the names that an environment reports.
 
-descriptive   an element -> how it may be asked for
-outcome       two screens -> a query that names what the second one shows
-title_of      what a screen calls itself
-has_own_text  whether a text is on an element, as far as one can tell
-named         the names on a screen, in reading order
-listed        names as a part of a sentence
-spoken        an action of an edge, in words
+descriptive    phrases that ask for an element by its name
+outcome        a query that names what the screen after a step shows
+title_of       the title of a screen, from its route
+names_of       the names of elements, each once
+spoken         a step in words
+labels_of      a label for each screen of a graph
+has_own_text   True if an element probably shows its name as text
+listed         names in quotation marks, as a part of a sentence
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dart_cli.explore.graph import Edge, Screen
 from envs.contract.elements import Element
 
 MOST_CHARS = 60
-"""Longer names are paragraphs, not names."""
+"""Longer names are paragraphs, and are not used."""
 
 _ROLES = {
     "button": ("button", "push button", "toggle button", "imagebutton"),
@@ -39,7 +40,7 @@ _ROLES = {
     "icon": ("icon",),
     "picture": ("image", "img", "imageview"),
 }
-"""Noun of a query -> roles, lower case; any other role has none."""
+"""Noun of a query -> roles in lower case; other roles have no noun."""
 _NOUNS = {role: noun for noun, roles in _ROLES.items() for role in roles}
 
 _WITH_TEXT = ("check box", "radio button", "menu", "menu item", "tab", "option", "link", "row")
@@ -48,7 +49,7 @@ _SHOWN = 2  # names in a query about an outcome, at most
 
 
 def descriptive(element: Element) -> list[str]:
-    """Ways to ask for an element by its own name, the plainest first; none for one without a name."""
+    """Return phrases that ask for an element by its name, the plainest first; none if it has no name."""
     name = _name(element)
     if not name:
         return []
@@ -68,27 +69,30 @@ def outcome(
     had: Sequence[str],
     whole: bool = True,
 ) -> str:
-    """Return a query that names what follows, and not the element; empty where nothing else with a name changed.
+    """Return a query that names what a step leads to, and not the element.
 
-    `shows` are names known to be there after the step, `had` those that the screen before may have had;
-    `whole`: they are all that there are, so that what is missing is gone.
+    It is empty if nothing with another name changed.
+
+    `shows` are names on the screen after the step, `had` names that the screen before may have had. If
+    `whole`, these are all names, so that a missing name has disappeared.
     """
     own = _name(element).lower()
     title = title_of(after)
     if title and title != title_of(before) and not (own and own in title.lower()):
         return f'go to "{title}"'
-    if after.ended:  # what a screen has after its episode is not known
+    if after.has_ended:  # the elements of a screen after its episode are unknown
         return ""
     if new := [name for name in dict.fromkeys(shows) if name not in had and name.lower() != own]:
         return f"show {listed(new[:_SHOWN])}"
-    gone = [name for name in dict.fromkeys(had) if name not in shows and name.lower() != own]
-    return f"make {listed(gone[:_SHOWN])} go away" if whole and gone else ""
+    missing = [name for name in dict.fromkeys(had) if name not in shows and name.lower() != own]
+    return f"make {listed(missing[:_SHOWN])} go away" if whole and missing else ""
 
 
 def title_of(screen: Screen) -> str:
-    """Return what the screen's route says in words; empty for an address and for an internal name.
+    """Return the screen's route in words; empty if it is an address or an internal name.
 
-    Of `Settings > Sound` all, of `mail/settings/Account + Check mail` the last: Check mail.
+    For `Settings > Sound` that is all of it, for `mail/settings/Account + Check mail` the last part: Check
+    mail.
     """
     route = " ".join(screen.route.split())
     title = route
@@ -100,15 +104,15 @@ def title_of(screen: Screen) -> str:
     return "" if len(title) > MOST_CHARS or any(mark in route for mark in ":#?=") else title
 
 
-def named(elements: Sequence[Element]) -> list[str]:
-    """Names of elements, each once."""
-    return list(dict.fromkeys(name for each in elements if (name := _name(each))))
+def names_of(elements: Sequence[Element]) -> list[str]:
+    """Return the names of elements, each once."""
+    return list(dict.fromkeys(name for element in elements if (name := _name(element))))
 
 
 def spoken(edge: Edge) -> str:
-    """Return what an edge does, e.g. `click the "Save" button`."""
-    told = next(iter(descriptive(edge.element)), "")
-    what = told.partition(" ")[2] or f"the {_NOUNS.get(_role(edge.element)) or edge.element.role}"
+    """Return a step in words, e.g. `click the "Save" button`."""
+    phrase = next(iter(descriptive(edge.element)), "")
+    what = phrase.partition(" ")[2] or f"the {_NOUNS.get(_role(edge.element)) or edge.element.role}"
     match edge.action:
         case "type":
             return f'type "{edge.text}" into {what}'
@@ -120,21 +124,24 @@ def spoken(edge: Edge) -> str:
 
 
 def labels_of(screens: Sequence[Screen]) -> dict[str, str]:
-    """Return a name for each screen by id: its title or route; where others have that, too, with what tells it apart."""
-    heads = {each.id: title_of(each) or each.route for each in screens}
+    """Return a label for each screen by id: its title or route, and a rare name if others have the same."""
+    heads = {screen.id: title_of(screen) or screen.route for screen in screens}
     shared = Counter(heads.values())
-    names = {each.id: set(named(each.elements)) for each in screens}
-    count = Counter(name for each in names.values() for name in each)
-    found = {}
-    for each in screens:
-        rare = sorted(named(each.elements), key=lambda name: count[name])[:1]
-        parts = [heads[each.id], *(rare if shared[heads[each.id]] > 1 else ())]
-        found[each.id] = ": ".join(part for part in parts if part) or each.id[:8]
-    return found
+    names = {screen.id: set(names_of(screen.elements)) for screen in screens}
+    count = Counter(name for own in names.values() for name in own)
+    labels = {}
+    for screen in screens:
+        rare = sorted(names_of(screen.elements), key=lambda name: count[name])[:1]
+        parts = [heads[screen.id], *(rare if shared[heads[screen.id]] > 1 else ())]
+        labels[screen.id] = ": ".join(part for part in parts if part) or screen.id[:8]
+    return labels
 
 
 def has_own_text(element: Element) -> bool:
-    """Trees do not tell whether a button shows its name: one that is hardly wider than high is an icon."""
+    """Return True if an element probably shows its name as text.
+
+    Trees do not tell; a button that is hardly wider than high is taken as an icon.
+    """
     if _NOUNS.get(_role(element)) in ("icon", "picture"):
         return False
     left, top, right, bottom = element.box
@@ -151,5 +158,5 @@ def _name(element: Element) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in quotation marks."""
+    """Return names in quotation marks, joined by "and"."""
     return " and ".join(f'"{name}"' for name in names)

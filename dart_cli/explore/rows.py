@@ -1,16 +1,17 @@
-"""Grounding rows from an exploration: what is asked, on which screenshot, and the box that answers it.
+"""Grounding rows from an exploration: a query, a screenshot, and the box that answers the query.
 
-    make_rows     writes them: the `dart explore rows` verb
-    rows_of       the rows of a graph, each with its split, and what was left out and why
-    is_held_out   whether a screen is one of the test split's
-    KINDS         kinds of queries
-    row_of        one row of such a set; clear: the targets of a screen that can be asked for
+    make_rows     the command `dart explore rows`: writes the rows of a graph
+    rows_of       the rows of a graph, each with its split, and the reasons for what was left out
+    is_held_out   True if a screen is in the test split
+    KINDS         the kinds of queries
+    row_of        one row in ScreenSpot's layout
+    clear         the targets of a screen that an instruction can name alone
 
-OUT/train and OUT/test are sets of ScreenSpot's layout with keys of ours, `query` among them. OUT/set.json tells
-what was written.
+OUT/train and OUT/test are sets in ScreenSpot's layout with additional keys, such as `query`. OUT/set.json
+has the numbers of rows.
 
-A screen is in one split with all its rows. Which one follows from its id alone, so that a longer
-exploration never moves a screen from one split to the other.
+A screen is in one split with all its rows. The split follows from the screen's id alone, so that a longer
+exploration never moves a screen to the other split.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from typing import Any, Literal
 
 from bus.errors import UserError
 from dart_cli.config.rules.machine import refuse_filled
-from dart_cli.explore import RowOptions
 from dart_cli.explore.graph import Edge, GraphReader, Screen
-from dart_cli.explore.phrasing import descriptive, has_own_text, named, outcome
+from dart_cli.explore.options import RowOptions
+from dart_cli.explore.phrasing import descriptive, has_own_text, names_of, outcome
 from envs.contract.elements import Element
 
 Kind = Literal["descriptive", "outcome"]
@@ -52,76 +53,77 @@ class Row:
 
 @dataclass
 class Rows:
-    """What a graph gives."""
+    """The rows of a graph, and what was left out."""
 
     rows: list[Row] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)  # reason -> queries
 
 
 def make_rows(graph: GraphReader, out: Path, options: RowOptions) -> dict[str, Any]:
-    """Write the rows of a graph; what was written.
+    """Write the rows of a graph, and return the numbers of rows.
 
-    Raises UserError for a folder with something in it or a graph without rows.
+    Raises UserError if the folder is not empty or the graph gives no rows.
     """
     refuse_filled(out)
-    found = rows_of(graph, options)
-    if not found.rows:
-        why = "; ".join(f"{count} {reason}" for reason, count in found.left_out.most_common(3))
+    result = rows_of(graph, options)
+    if not result.rows:
+        why = "; ".join(f"{count} {reason}" for reason, count in result.left_out.most_common(3))
         raise UserError(
             f"{graph.folder} gives no rows: {why or 'it has no steps'}; explore further"
         )
     suite = str(graph.settings().get("suite", ""))
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "exploration": graph.folder.resolve().name,
         "suite": suite,
         "splits": {},
     }
     for split in ("train", "test"):
-        chosen = [row for row in found.rows if row.split == split]
-        _write(graph, out / split, suite, chosen)
-        told["splits"][split] = {
-            "rows": len(chosen),
-            "screens": len({row.screen.id for row in chosen}),
-            "queries": dict(Counter(row.kind for row in chosen)),
-            "applications": dict(Counter(row.screen.application for row in chosen)),
+        split_rows = [row for row in result.rows if row.split == split]
+        _write(graph, out / split, suite, split_rows)
+        report["splits"][split] = {
+            "rows": len(split_rows),
+            "screens": len({row.screen.id for row in split_rows}),
+            "queries": dict(Counter(row.kind for row in split_rows)),
+            "applications": dict(Counter(row.screen.application for row in split_rows)),
         }
-    told["left_out"] = dict(found.left_out)
-    (out / "set.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    return told
+    report["left_out"] = dict(result.left_out)
+    (out / "set.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return report
 
 
 def kinds_of(text: str) -> tuple[Kind, ...]:
-    """Kinds of queries by their names with commas. Raises UserError."""
-    found = [kind for kind in KINDS if kind in text.split(",")]
-    if not found or len(found) != len(text.split(",")):
+    """Return the kinds of queries in a text of their names with commas. Raises UserError."""
+    kinds = [kind for kind in KINDS if kind in text.split(",")]
+    if not kinds or len(kinds) != len(text.split(",")):
         raise UserError(f"--kinds {text}: want some of {', '.join(KINDS)}, with commas")
-    return tuple(found)
+    return tuple(kinds)
 
 
 def rows_of(graph: GraphReader, options: RowOptions) -> Rows:
-    """Return the rows of a graph; the same graph and options give the same rows."""
-    found, kinds = Rows(), kinds_of(options.kinds)
+    """Return the rows of a graph. The same graph and options always give the same rows."""
+    result, kinds = Rows(), kinds_of(options.kinds)
     screens = {screen.id: screen for screen in graph.screens()}
     edges: dict[str, list[Edge]] = defaultdict(list)
     for edge in graph.edges():
         edges[edge.before].append(edge)
-    seen = _Names(screens.values(), edges)
-    drawn: list[Row] = []
+    names = _Names(screens.values(), edges)
+    candidates: list[Row] = []
     for screen in screens.values():
         split: Split = "test" if is_held_out(screen.id, options.test_share) else "train"
         here = edges[screen.id]
         if "descriptive" in kinds:
-            drawn += _descriptive(screen, split, here, options, found.left_out)
+            candidates += _descriptive(screen, split, here, options, result.left_out)
         if "outcome" in kinds:
-            drawn += _outcomes(screen, split, here, screens, seen, found.left_out)
-    # So that caps and limit keep some of all screens, and of a longer exploration mostly the same.
-    drawn.sort(key=lambda row: _digest(f"{options.seed}/{row.screen.id}/{row.query}"))
-    found.rows = list(_capped(_apart(drawn, found.left_out), options, found.left_out))
-    return found
+            candidates += _outcomes(screen, split, here, screens, names, result.left_out)
+    # In this order, caps and limit keep some rows of all screens, and mostly the same ones in a longer
+    # exploration.
+    candidates.sort(key=lambda row: _digest(f"{options.seed}/{row.screen.id}/{row.query}"))
+    result.rows = list(_capped(_apart(candidates, result.left_out), options, result.left_out))
+    return result
 
 
 def is_held_out(screen: str, share: float) -> bool:
-    """Whether a screen is in the test split, of which `share` of all screens are."""
+    """Return True if a screen is in the test split, which has `share` of all screens."""
     return _digest(f"held out/{screen}") < share * 2**64
 
 
@@ -131,8 +133,8 @@ def is_held_out(screen: str, share: float) -> bool:
 def _descriptive(
     screen: Screen, split: Split, edges: Sequence[Edge], options: RowOptions, left_out: Counter[str]
 ) -> Iterator[Row]:
-    """Yield a row for each element of the screen that a phrase names alone."""
-    ways = {each.place: descriptive(each) for each in screen.elements}
+    """Yield a row for each element that a phrase names alone on its screen."""
+    ways = {element.place: descriptive(element) for element in screen.elements}
     count = Counter(phrase for phrases in ways.values() for phrase in phrases)
     outcomes: dict[str, set[str]] = defaultdict(set)
     for edge in edges:
@@ -163,16 +165,19 @@ def _outcomes(
     split: Split,
     edges: Sequence[Edge],
     screens: Mapping[str, Screen],
-    seen: _Names,
+    names: _Names,
     left_out: Counter[str],
 ) -> Iterator[Row]:
-    """Yield a row for each click that always led to the same other screen, if a query names it alone."""
+    """Yield a row for each click that always led to the same other screen.
+
+    It is left out if its query fits another element too.
+    """
     tries: dict[tuple[str, str], list[Edge]] = defaultdict(list)
     for edge in edges:
         if edge.action in ("click", "double_click"):
             tries[edge.element.place, edge.action].append(edge)
     leading: dict[str, set[str]] = defaultdict(set)  # query, or screen after -> places
-    made: list[tuple[Row, str]] = []
+    drafts: list[tuple[Row, str]] = []
     for (place, _), same in tries.items():
         moved = [edge for edge in same if edge.outcome == "moved"]
         if not moved:
@@ -182,15 +187,15 @@ def _outcomes(
             left_out["leads to several screens"] += 1
             continue
         after = screens[str(moved[0].after)]
-        # Of the try that showed the same two pictures as the screens' first visits, if there is one.
+        # Take the try with the same two pictures as the first visits of the screens, if there is one.
         best = min(moved, key=lambda edge: (_strange(edge, screen, after), edge.step))
         whole = not _strange(best, screen, after)
         query = outcome(
             screen,
             after,
             best.element,
-            shows=named(after.elements) if whole else seen.on(str(best.shot_after)),
-            had=named(screen.elements) if whole else seen.ever(screen.id),
+            shows=names_of(after.elements) if whole else names.on(str(best.shot_after)),
+            had=names_of(screen.elements) if whole else names.ever(screen.id),
             whole=whole,
         )
         if not query:
@@ -199,8 +204,8 @@ def _outcomes(
         leading[query].add(place)
         leading[after.id].add(place)
         row = Row("outcome", split, screen, best.shot_before, best.element, query)
-        made.append((row, after.id))
-    for row, led in made:
+        drafts.append((row, after.id))
+    for row, led in drafts:
         if len(leading[row.query] | leading[led]) > 1:
             left_out["another element does the same"] += 1
         else:
@@ -208,34 +213,34 @@ def _outcomes(
 
 
 class _Names:
-    """Names that are known: all of a screen's first visit, and of other pictures those of what was tried."""
+    """The known names of screens: all of the first visit, and on other pictures those of tried elements."""
 
     def __init__(self, screens: Iterable[Screen], edges: Mapping[str, Sequence[Edge]]) -> None:
         self._on: dict[str, dict[str, None]] = defaultdict(dict)
         self._ever: dict[str, dict[str, None]] = defaultdict(dict)
         for screen in screens:
-            found = [(screen.screenshot, name) for name in named(screen.elements)]
-            tried = [(each.shot_before, each.element) for each in edges.get(screen.id, ())]
-            found += [(shot, name) for shot, element in tried for name in named([element])]
-            for shot, name in found:
+            pairs = [(screen.screenshot, name) for name in names_of(screen.elements)]
+            tried = [(edge.shot_before, edge.element) for edge in edges.get(screen.id, ())]
+            pairs += [(shot, name) for shot, element in tried for name in names_of([element])]
+            for shot, name in pairs:
                 self._on[shot][name] = self._ever[screen.id][name] = None
 
     def on(self, screenshot: str) -> list[str]:
-        """Names known to be on a picture."""
+        """Return the names that are known to be on a picture."""
         return list(self._on[screenshot])
 
     def ever(self, screen: str) -> list[str]:
-        """Names that some visit of a screen had."""
+        """Return the names that the screen had on some visit."""
         return list(self._ever[screen])
 
 
 def _strange(edge: Edge, before: Screen, after: Screen) -> int:
-    """How many of the two pictures of an edge differ from those of the screens' first visits."""
+    """Return how many of the two pictures of a step differ from those of the screens' first visits."""
     return (edge.shot_before != before.screenshot) + (edge.shot_after != after.screenshot)
 
 
 def _whole(row: Row, left_out: Counter[str]) -> Iterator[Row]:
-    """Yield the row, if its box is large enough and wholly on the screen."""
+    """Yield the row if its box is large enough and completely on the screen."""
     if clear([_target(row)], row.screen.width, row.screen.height):
         yield row
     else:
@@ -243,16 +248,16 @@ def _whole(row: Row, left_out: Counter[str]) -> Iterator[Row]:
 
 
 def _apart(rows: Sequence[Row], left_out: Counter[str]) -> Iterator[Row]:
-    """Yield the rows without those for training on a picture that the test split has, and without repeats."""
+    """Yield the rows without repeats, and without training rows on a picture of the test split."""
     held_out = {row.screenshot for row in rows if row.split == "test"}
-    seen: set[tuple[str, str]] = set()
+    queries: set[tuple[str, str]] = set()
     for row in rows:
         if row.split == "train" and row.screenshot in held_out:
             left_out["its picture is held out"] += 1
-        elif (row.screenshot, row.query) in seen:
+        elif (row.screenshot, row.query) in queries:
             left_out["asked before"] += 1
         else:
-            seen.add((row.screenshot, row.query))
+            queries.add((row.screenshot, row.query))
             yield row
 
 
@@ -276,23 +281,23 @@ def _capped(rows: Iterator[Row], options: RowOptions, left_out: Counter[str]) ->
 
 
 def _digest(text: str) -> int:
-    """64 bits."""
+    """Return a digest of a text as a number of 64 bits."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
 # --- rows in ScreenSpot's layout --------------------------------------------------------------
 
 LEAST_SIDE = 5.0
-"""Pixels; smaller targets are left out."""
+"""Least width and height of a target, in pixels."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One widget that can be asked for."""
+    """A widget with the instruction that names it."""
 
     instruction: str
     box: tuple[float, float, float, float]  # left, top, right, bottom; pixels of the screenshot
-    has_text: bool  # whether a text is on it
+    has_text: bool  # whether it shows a text
 
 
 def row_of(
@@ -303,12 +308,12 @@ def row_of(
     size: tuple[int, int],
     screen_id: str,
 ) -> dict[str, Any]:
-    """Return a row of ScreenSpot's layout with our keys; `image` is a file of screenspot_imgs."""
+    """Return a row of ScreenSpot's layout with additional keys; `image` is a file in screenspot_imgs."""
     left, top, right, bottom = target.box
     return {
         "img_filename": image,
         "instruction": target.instruction,
-        "bbox": [round(each, 2) for each in (left, top, right - left, bottom - top)],
+        "bbox": [round(number, 2) for number in (left, top, right - left, bottom - top)],
         "data_type": "text" if target.has_text else "icon",
         "data_source": environment,
         "environment": environment,
@@ -319,7 +324,7 @@ def row_of(
 
 
 def clear(targets: Sequence[Target], width: int, height: int) -> list[Target]:
-    """Those that an instruction names alone, and that are wholly on a screen of this size."""
+    """Return the targets with a unique instruction that are large enough and completely on the screen."""
     count = Counter(target.instruction for target in targets)
 
     def fits(box: tuple[float, float, float, float]) -> bool:
@@ -327,7 +332,7 @@ def clear(targets: Sequence[Target], width: int, height: int) -> list[Target]:
         large = right - left >= LEAST_SIDE and bottom - top >= LEAST_SIDE
         return large and left >= 0 and top >= 0 and right <= width and bottom <= height
 
-    return [each for each in targets if count[each.instruction] == 1 and fits(each.box)]
+    return [target for target in targets if count[target.instruction] == 1 and fits(target.box)]
 
 
 # --- files ------------------------------------------------------------------------------------
@@ -338,7 +343,7 @@ def _target(row: Row) -> Target:
 
 
 def _write(graph: GraphReader, folder: Path, suite: str, rows: Sequence[Row]) -> None:
-    """Write a set of ScreenSpot's layout."""
+    """Write the rows and their screenshots as a set in ScreenSpot's layout."""
     images = folder / "screenspot_imgs"
     images.mkdir(parents=True)
     listed = []
@@ -348,12 +353,12 @@ def _write(graph: GraphReader, folder: Path, suite: str, rows: Sequence[Row]) ->
             (images / path.name).write_bytes(path.read_bytes())
         screen = row.screen
         size = screen.width, screen.height
-        made = row_of(_target(row), path.name, suite, screen.application, size, screen.id)
-        listed.append(made | {"query": row.kind})
+        entry = row_of(_target(row), path.name, suite, screen.application, size, screen.id)
+        listed.append(entry | {"query": row.kind})
     group = _GROUPS.get(suite, "desktop")
     path = folder / f"screenspot_{group}.json"
     path.write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
 
 
 _GROUPS = {"android": "mobile", "miniwob": "web"}
-"""ScreenSpot's name for a suite's screens, where it is not desktop."""
+"""Suite -> ScreenSpot's group of its screens; all others are `desktop`."""

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bus.error_texts import did_you_mean
 from bus.errors import ActionError, ConfigError
 from dart_cli.config.families import values_of
 from dart_cli.config.load import Source, config_of_model
@@ -35,7 +36,6 @@ from dart_cli.language.parsers.base import ActionParser
 from dart_cli.language.parsers.tools import point_of
 from dart_cli.language.thoughts import reply_of
 from envs.contract.actions import Action, Click, Drag, Fail
-from envs.contract.own_code import did_you_mean
 
 _RENAMED = {"qwen": "toolcall"}
 """Formats by the names that they had."""

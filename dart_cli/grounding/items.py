@@ -26,7 +26,7 @@ from pydantic import Field
 from bus.errors import UserError, first_line
 from dart_cli.data.exchange.parquet_schema import pyarrow_modules
 from dart_cli.runtime.work_folder import StoredModel
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 
 IMAGE = "image"
 """Column of a Parquet file with the pictures, as `datasets` writes them: {"bytes", "path"}."""

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from bus.error_texts import did_you_mean
 from bus.errors import UserError
 from dart_cli.grounding.items import Box, Point, Polygon, Region, parquet_rows
-from envs.contract.own_code import did_you_mean
-from envs.contract.textfiles import read_text, why
+from envs.tools.textfiles import read_text, why
 
 Form = Literal["xywh", "xyxy", "corners", "shares", "shares_or_pixels", "polygon", "nothing"]
 

@@ -21,7 +21,7 @@ from bus.errors import UserError
 from dart_cli.grounding.items import Box, Item, Picture, Region, bounds_of, pixel_in
 from dart_cli.grounding.layouts import FORMS, Form, Layout, find_layout, read_rows
 from envs.contract.screenshots import BROKEN, seen_size
-from envs.contract.textfiles import read_text
+from envs.tools.textfiles import read_text
 
 ELEMENTS = "element"
 """The trait that says text or icon."""

@@ -33,7 +33,7 @@ from dart_cli.grounding.formats import (
 from dart_cli.grounding.items import Answer, Item, Point
 from dart_cli.language.coordinates import CoordinateMap, make_coordinate_map
 from dart_cli.runtime.waits import OpenWaits
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 
 if TYPE_CHECKING:
     from dart_cli.engines.base import Model, Responder

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from bus.error_texts import did_you_mean
 from bus.errors import RunDirectoryError, UserError
 from dart_cli.config.load import load_config, refuse_overrides
 from dart_cli.data.groups import group_id
@@ -27,7 +28,6 @@ from dart_cli.data.store.rows import DROP_REASONS, ProcessRow
 from dart_cli.inspection.trajectories import Subject
 from dart_cli.runtime.liveness import end_of, workers_of
 from dart_cli.runtime.run_dir import refuse_missing
-from envs.contract.own_code import did_you_mean
 
 RUNS = Path("runs")
 """The folder in which a run is looked for if the user names none."""

@@ -28,7 +28,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from bus.errors import PromptError
 from dart_cli.config.model_folder import Screens
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from envs.contract.screenshots import BROKEN, as_seen, seen_size
 
 

@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, 
 
 from bus.messages import ChatMessage, ChatPart, Outcome
 from dart_cli.serve.errors import invalid
-from envs.contract.base import Verdict, image_type
+from envs.contract.base import Verdict
+from envs.contract.blobs import image_type
 
 MOST_MESSAGES = 4096
 MOST_PARTS = 16_384

@@ -44,7 +44,8 @@ from dart_cli.runtime.waits import PhaseTimer
 from dart_cli.serve.errors import ApiError, invalid, unavailable
 from dart_cli.serve.requests import ChatRequest
 from dart_cli.serve.sampling import settle
-from envs.contract.base import Observation, Verdict, content_hash, image_type
+from envs.contract.base import Observation, Verdict
+from envs.contract.blobs import content_hash, image_type
 from envs.contract.screenshots import StoredEncoding, pixels_of, stored_as
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from dart_cli.tune.episodes import EPISODES, Demonstration, read_episodes
 from dart_cli.tune.trajectories import Trajectories, is_parquet, is_run, read_trajectories
 from dart_cli.tune.verifier_rows import ROWS, read_rows
 from envs.contract.actions import action_to_dict
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 
 
 @dataclass(frozen=True)

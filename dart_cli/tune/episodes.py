@@ -35,7 +35,7 @@ from dart_cli.runtime.work_folder import StoredModel
 from dart_cli.tune.examples import Example
 from envs.contract.actions import Action
 from envs.contract.screenshots import BROKEN, seen_size
-from envs.contract.textfiles import read_text, why
+from envs.tools.textfiles import read_text, why
 
 EPISODES = "episodes.jsonl"
 

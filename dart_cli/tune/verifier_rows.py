@@ -33,7 +33,7 @@ from dart_cli.grounding.reader import read_set
 from dart_cli.policy.verifier import VerifierSpec, as_png, mark_place, open_screenshot
 from dart_cli.runtime.work_folder import StoredModel
 from dart_cli.tune.examples import visible_box
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 
 ROWS, IMAGES = "rows.json", "images"
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from bus.error_texts import did_you_mean
 from bus.errors import RunDirectoryError, UserError
 from dart_cli.evaluation.compare import compare, difference_text
 from dart_cli.evaluation.films import Film, films_dir, read_films
@@ -30,7 +31,6 @@ from dart_cli.view.charts import legend, line_chart
 from dart_cli.view.run_pages import evaluated_page
 from dart_cli.view.screenshot_svg import action_marks, image_size, screenshot
 from dart_cli.view.site import Query, Site, Values
-from envs.contract.own_code import did_you_mean
 
 MOST_FILMS = 24
 MOST_INVALID = 100

@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from bus.errors import UserError
 from dart_cli.explore.graph import DATABASE, Edge, GraphReader, Merge, Outcome, Screen
-from dart_cli.explore.graph_statistics import paths_from, steady, tried
+from dart_cli.explore.paths import paths_from, steady, tried
 from dart_cli.explore.phrasing import labels_of, spoken
 from dart_cli.inspection.curves import Series
 from dart_cli.inspection.run_lookup import written_at
@@ -241,7 +241,7 @@ def graph_picture(
         in_tree = [pair for pair in leaving if parents.get(pair[1]) == screen.id]
         lines += [_line(at, pair, moves[pair], "step found") for pair in in_tree]
         others = [_line(at, pair, moves[pair], "step") for pair in leaving if pair not in in_tree]
-        kind = "start" if screen.id in starts else "ended" if screen.ended else ""
+        kind = "start" if screen.id in starts else "ended" if screen.has_ended else ""
         label, summary = labels[screen.id], _summary(screen, tries[screen.id])
         box = _box(site, screen, at[screen.id], kind=kind, label=label, summary=summary)
         boxes.append(Markup('<g class="node">{}{}</g>').format(Markup("").join(others), box))
@@ -358,7 +358,7 @@ def _line(
 
 def _summary(screen: Screen, tries: Sequence[Edge]) -> str:
     """Return how much was tried on a screen, in a few words."""
-    if screen.ended:
+    if screen.has_ended:
         return "ended"
     possible = {(element.place, way) for element in screen.elements for way in element.actions}
     tried = {(edge.element.place, edge.action) for edge in tries}

@@ -22,6 +22,7 @@ from typing import get_args
 
 from markupsafe import Markup
 
+from bus.error_texts import did_you_mean
 from bus.errors import StoreError, UserError
 from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.data.store.reader import Reader
@@ -54,7 +55,6 @@ from dart_cli.view.run_charts import (
 )
 from dart_cli.view.screenshot_svg import action_marks, heat_marks, image_size, screenshot
 from dart_cli.view.site import LIVE_S, ROWS, Query, Site, Values, page_of, page_values
-from envs.contract.own_code import did_you_mean
 
 NEWEST = 12
 """Rows of the short lists of a page: the newest verdicts, the newest groups."""

@@ -21,7 +21,7 @@ from PIL import Image
 from bus.errors import UserError
 from bus.messages import PointerMap
 from dart_cli.evaluation.marks import MOST_OPAQUE, Line, Ring, heat_of, marks_of, outline
-from envs.contract.base import image_type
+from envs.contract.blobs import image_type
 from envs.contract.screenshots import BROKEN, as_seen, seen_size
 
 LEVELS = 8

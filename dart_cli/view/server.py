@@ -38,7 +38,7 @@ from dart_cli.runtime.http_server import LOOPBACK, HttpGuard, address, listen, m
 from dart_cli.view import compare_pages, evaluation_pages, graph_pages, run_pages
 from dart_cli.view.screenshot_svg import reduced
 from dart_cli.view.site import POLICY, File, Query, QueryError, Site, Values, stylesheet
-from envs.contract.base import image_type
+from envs.contract.blobs import image_type
 
 FIRST_PORT = 8470
 """The default port. If it is taken, the next free one is used."""

@@ -27,11 +27,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
+from bus.error_texts import did_you_mean
 from bus.errors import UserError
 from dart_cli.evaluation.marks import action_words
 from dart_cli.runtime.tables import minutes, moment, or_dash, verdict_words, versions
-from envs.contract.base import image_type
-from envs.contract.own_code import did_you_mean
+from envs.contract.blobs import image_type
 from envs.contract.screenshots import seen_size
 
 Values = dict[str, Any]

@@ -1,7 +1,7 @@
-"""An environment of your own, whole: a list of guests; remove the one that is named, and confirm it.
+"""A complete environment: a list of guests. The task is to remove the named guest, and to confirm it.
 
-`dart up docs/examples/guests.toml` trains `builtin:small`, a model that reads, on it. From here to a policy for
-your application: docs/your-application.md.
+`dart up docs/examples/guests.toml` trains `builtin:small`, a model that reads, on it. From here to a policy
+for your application: docs/your-application.md.
 """
 
 import io
@@ -9,8 +9,7 @@ import random
 
 from PIL import Image, ImageDraw, ImageFont
 
-from envs.contract.actions import Click
-from envs.contract.base import Observation, Task, Verdict, task_of
+from envs import Click, Observation, Task, Verdict, task_of
 
 NAMES = "Anna Boris Clara David Elena Felix Greta Hugo Irene Jonas Kira Lukas Maria Nils Olga Peter".split()
 ANSWERS = [("Yes", "No"), ("Remove", "Keep"), ("OK", "Cancel")]
@@ -28,20 +27,21 @@ class GuestsEnv:
         self.goal = rng.choice(self.guests)
         self.yes, self.no = rng.choice(ANSWERS)
         self.buttons = rng.sample([self.yes, self.no], k=2)  # left, right
-        self.asked, self.removed, self.steps = None, None, 0  # who the dialog is about; who is off
+        self.candidate = None  # the guest in the dialog
+        self.removed, self.steps = None, 0
         self.max_steps = task.max_steps
         return self._look(), {"instruction": task.instruction.format(name=self.goal)}
 
     def step(self, action):
         self.steps += 1
         terminated = False
-        if isinstance(action, Click) and self.asked is None:
+        if isinstance(action, Click) and self.candidate is None:
             if 7 <= action.y < 7 + 4 * ROW:
-                self.asked = self.guests[(action.y - 7) // ROW]
+                self.candidate = self.guests[(action.y - 7) // ROW]
         elif isinstance(action, Click) and 70 <= action.y < 98:
             terminated = True
             if self.buttons[action.x * 2 // SIDE] == self.yes:
-                self.removed = self.asked
+                self.removed = self.candidate
         reward = float(terminated and self.evaluate().outcome == "pass")
         return self._look(), reward, terminated, self.steps >= self.max_steps, {}
 
@@ -50,8 +50,8 @@ class GuestsEnv:
         return Verdict("pass" if passed else "fail", f"removed {self.removed}, not {self.goal}")
 
     def oracle_action(self):
-        """Return the next right action. Optional: `dart env check` and `dart data collect` play it."""
-        if self.asked is None:
+        """Return the next action of a solution. Optional: `dart data collect` plays it."""
+        if self.candidate is None:
             return Click(x=SIDE // 2, y=7 + ROW * self.guests.index(self.goal) + ROW // 2)
         return Click(x=32 + 63 * self.buttons.index(self.yes), y=84)
 
@@ -61,12 +61,12 @@ class GuestsEnv:
     def _look(self):
         image = Image.new("RGB", (SIDE, SIDE), "white")
         draw = ImageDraw.Draw(image)
-        if self.asked is None:
+        if self.candidate is None:
             for i, guest in enumerate(self.guests):
                 draw.rectangle((6, 7 + i * ROW, 119, 7 + (i + 1) * ROW), "white", "gray")
                 draw.text((14, 7 + i * ROW + ROW / 2), guest, "black", FONT, anchor="lm")
         else:
-            draw.text((SIDE / 2, 40), f"Remove {self.asked}?", "black", FONT, anchor="mm")
+            draw.text((SIDE / 2, 40), f"Remove {self.candidate}?", "black", FONT, anchor="mm")
             for x, answer in zip((32, 95), self.buttons, strict=True):
                 draw.rectangle((x - 29, 70, x + 29, 98), "lightgray", "black")
                 draw.text((x, 84), answer, "black", FONT, anchor="mm")
@@ -76,7 +76,7 @@ class GuestsEnv:
 
 
 class GuestsSuite:
-    """What `env.suite` names: tasks by id, and a way to make the environment."""
+    """The suite, which `env.suite` names: its tasks by id, and a method that makes the environment."""
 
     name = "guests"
     tasks = {"guests/remove": Task("guests/remove", name, 'remove "{name}"', max_steps=4)}

@@ -1,4 +1,4 @@
-"""An action language of one's own: a thought, and on the last line an action as JSON.
+"""An action parser for your own language: a thought, and on the last line an action as JSON.
 
 The search field is empty.
 {"do": "click", "at": [640, 52]}
@@ -14,7 +14,7 @@ from typing import Any
 from bus.errors import ActionError
 from dart_cli.language.coordinates import CoordinateMap
 from dart_cli.language.parsers.base import WrittenPoint
-from envs.contract.actions import Action, Answer, Click, Done, DoubleClick, Fail, Type
+from envs import Action, Answer, Click, Done, DoubleClick, Fail, Type
 
 _POINT = re.compile(r'"at": (\[(\d{1,6}), ?(\d{1,6})\])')
 _HAS = {
@@ -25,7 +25,7 @@ _CANNOT = "it has no such action here"
 
 
 class JsonParser:
-    """See the module's docstring; what the methods promise: dart_cli/language/parsers/base.py."""
+    """The action parser; dart_cli/language/parsers/base.py defines the contract of its methods."""
 
     limits: Mapping[str, str] = {
         "click": "it clicks with the left or right button, no keys held",
@@ -35,36 +35,43 @@ class JsonParser:
     }
 
     def parse(self, text: str, coordinates: CoordinateMap) -> Action:
-        """Return the action of one completion: the last line; what is before it is a thought."""
+        """Return the action on the last line of a completion; the lines before it are a thought."""
         try:
             return _action(json.loads(_last_line(text)), coordinates)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ActionError(f"the last line is no action in JSON: {error!r:.200}") from None
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
-        """Return the completion that `parse` reads as `action`; never that of a similar one."""
-        return f"{thought}\n{json.dumps(self._written(action, coordinates))}".lstrip("\n")
+        """Return a completion that `parse` reads as exactly this action.
+
+        Raises ActionError if there is none.
+        """
+        return f"{thought}\n{json.dumps(self._as_json(action, coordinates))}".lstrip("\n")
 
     def as_history(self, text: str) -> str:
-        """Return the completion unchanged: prompts then show the very tokens that were sampled."""
+        """Return the completion unchanged, so that prompts show exactly the tokens that were sampled."""
         return text
 
     def write_point(self, x: int, y: int) -> str:
-        """With `find_points`: a pointer may stand here; see dart_cli.language.parsers.base.PointParser."""
+        """Return a point as text, for a head that points; see dart_cli.language.parsers.base.PointParser."""
         return f"[{x}, {y}]"
 
     def find_points(self, text: str) -> list[WrittenPoint]:
-        """Of the last line; a quote within another string has a backslash, so none is found there."""
+        """Return the points on the last line.
+
+        A quote within a JSON string has a backslash, so that none is found there.
+        """
         try:
             json.loads(_last_line(text))
         except (ValueError, RecursionError):
             return []
-        found = _POINT.finditer(text, text.rfind("\n") + 1)
+        points = _POINT.finditer(text, text.rfind("\n") + 1)
         return [
-            WrittenPoint(each.start(1), each.end(1), int(each[2]), int(each[3])) for each in found
+            WrittenPoint(point.start(1), point.end(1), int(point[2]), int(point[3]))
+            for point in points
         ]
 
-    def _written(self, action: Action, coordinates: CoordinateMap) -> dict[str, Any]:
+    def _as_json(self, action: Action, coordinates: CoordinateMap) -> dict[str, Any]:
         match action:
             case Click(button="left", modifiers=()) | DoubleClick(modifiers=()):
                 return {"do": action.kind, "at": coordinates.to_model(action.x, action.y)}
@@ -81,12 +88,12 @@ def _last_line(text: str) -> str:
     return text.rpartition("\n")[2]
 
 
-def _action(told: Mapping[str, Any], coordinates: CoordinateMap) -> Action:
-    name = told["do"]
-    if strange := {*told} - {"do", _HAS.get(name)}:
+def _action(value: Mapping[str, Any], coordinates: CoordinateMap) -> Action:
+    name = value["do"]
+    if strange := {*value} - {"do", _HAS.get(name)}:
         raise ActionError(f"{str(name)[:40]!r} has no {min(strange)[:40]!r}")
     if name in ("click", "right_click", "double_click"):
-        x, y = told["at"]
+        x, y = value["at"]
         if type(x) is not int or type(y) is not int:
             raise ActionError("a place is two whole numbers")
         x, y = coordinates.to_screen(x, y)
@@ -94,7 +101,7 @@ def _action(told: Mapping[str, Any], coordinates: CoordinateMap) -> Action:
             return DoubleClick(x=x, y=y)
         return Click(x=x, y=y, button="left" if name == "click" else "right")
     if name in ("type", "answer"):
-        text = told["text"]
+        text = value["text"]
         if not isinstance(text, str):
             raise ActionError(f"{name} needs a text")
         text.encode()  # raises for half a surrogate pair, which JSON can hold and no message can

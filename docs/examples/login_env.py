@@ -1,7 +1,7 @@
-"""A login form: type the user's name and the password into their fields, log in, and go on.
+"""A login form: type the user name and the password into their fields, log in, and continue.
 
-Six steps on two screens. Places, order and labels of fields and buttons are drawn with the seed, and so are
-name and password. docs/your-application.md trains `builtin:small` on it.
+It takes six steps on two screens. The seed decides the places, order and labels of fields and buttons, the
+name and the password. docs/your-application.md trains `builtin:small` on it.
 """
 
 import io
@@ -9,8 +9,7 @@ import random
 
 from PIL import Image, ImageDraw, ImageFont
 
-from envs.contract.actions import Click, Type
-from envs.contract.base import Observation, Task, Verdict, task_of
+from envs import Click, Observation, Task, Type, Verdict, task_of
 
 WIDTH, HEIGHT = 126, 168  # pixels
 USERS = ("User", "Username", "User name", "Account")  # what the fields and buttons are called
@@ -21,12 +20,15 @@ FONT = ImageFont.load_default(13)
 
 
 def word(rng):
-    """Six letters that can be pronounced."""
+    """Return six letters that can be pronounced."""
     return "".join(rng.choice("bdfgklmnprstvz") + rng.choice("aeiou") for _ in range(3))
 
 
 class LoginEnv:
-    """First screen: two fields, log in, cancel. Second: continue, log out. What is typed replaces a field's text."""
+    """The first screen has two fields and the buttons log in and cancel, the second continue and log out.
+
+    Typing replaces the text of a field.
+    """
 
     def reset(self, *, seed=None, options=None):
         self.task = task_of(options, LoginSuite.tasks, "login")
@@ -37,7 +39,7 @@ class LoginEnv:
         self.labels |= {"continue": rng.choice(CONTINUES), "logout": "Log out"}
         left, top = rng.randint(6, 14), rng.randint(30, 40)
         fields = rng.sample(["user", "password"], k=2)
-        # The places of what can be clicked on either screen: left, top, right, bottom.
+        # The places of fields and buttons on the two screens: left, top, right, bottom.
         self.form = {
             name: (left, top + 42 * i, left + 104, top + 42 * i + 22)
             for i, name in enumerate(fields)
@@ -65,7 +67,7 @@ class LoginEnv:
         return Verdict("pass" if passed else "fail", state)
 
     def oracle_action(self):
-        """Return the next action of a solution: what `dart data collect` plays."""
+        """Return the next action of a solution, which `dart data collect` plays."""
         if self.inside:
             return self._middle(self.welcome["continue"])
         for name in ("user", "password"):
@@ -91,7 +93,7 @@ class LoginEnv:
 
     @staticmethod
     def _pair(rng, names, top):
-        """Places of two buttons side by side, in either order."""
+        """Return the places of two buttons side by side, in random order."""
         return {
             name: (left, top, left + 57, top + 24)
             for name, left in zip(rng.sample(names, k=2), (4, 65), strict=True)
@@ -110,10 +112,10 @@ class LoginEnv:
             left, top, right, bottom = box
             if name in self.typed:
                 on = self.focus == name
-                shown = self.typed[name] if name == "user" else "*" * len(self.typed[name])
+                text = self.typed[name] if name == "user" else "*" * len(self.typed[name])
                 draw.text((left, top - 8), self.labels[name], "black", FONT, anchor="lm")
                 draw.rectangle(box, "lightyellow" if on else "white", "blue" if on else "gray", 2)
-                draw.text((left + 6, (top + bottom) / 2), shown, "black", FONT, anchor="lm")
+                draw.text((left + 6, (top + bottom) / 2), text, "black", FONT, anchor="lm")
             else:
                 middle = ((left + right) / 2, (top + bottom) / 2)
                 draw.rectangle(box, "lightgray", "black")
@@ -124,7 +126,7 @@ class LoginEnv:
 
 
 class LoginSuite:
-    """One kind of task; the account and the screens are drawn with the seed."""
+    """One task; the seed decides the account and the screens."""
 
     name = "login"
     tasks = {

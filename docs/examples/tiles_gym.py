@@ -1,4 +1,4 @@
-"""A pixel game for gymnasium, and the hooks that make it a suite: hit the tile that is named, three times.
+"""A pixel game for gymnasium, and the hooks that make it a suite: hit the named tile three times.
 
 `dart up docs/examples/tiles.toml` trains the tiny model on it (docs/environments/gym.md).
 """
@@ -6,8 +6,7 @@
 import gymnasium
 import numpy as np
 
-from envs.contract.actions import Click
-from envs.contract.base import Verdict
+from envs import Click, Verdict
 from envs.suites.gym.hooks import GymHooks
 
 COLOURS = {"red": (220, 40, 40), "green": (30, 160, 60), "blue": (40, 80, 220)}
@@ -34,8 +33,8 @@ class Tiles(gymnasium.Env):
         if hit == self.goal:
             self.hits += 1
             self._deal()
-        ended = hit not in (None, self.goal) or self.hits == HITS
-        return self._board(), float(hit == self.goal), ended, False, {}
+        terminated = hit not in (None, self.goal) or self.hits == HITS
+        return self._board(), float(hit == self.goal), terminated, False, {}
 
     def _deal(self):
         cells = self.np_random.choice(CELLS * CELLS, len(COLOURS), replace=False)
@@ -53,7 +52,7 @@ gymnasium.register("Tiles-v0", entry_point=Tiles)
 
 
 class TilesHooks(GymHooks):
-    """Screens of 168x168, clicks on cells, a pass for three hits."""
+    """Hooks for screens of 168x168 and clicks on cells; three hits are a pass."""
 
     env_id = "Tiles-v0"
     env_options = {}  # no render_mode: its observations are the pixels
@@ -67,7 +66,7 @@ class TilesHooks(GymHooks):
 
     def action(self, action, env):
         if not isinstance(action, Click):
-            return None  # it does nothing
+            return None  # any other action does nothing
         side = 2 * PIXELS
         return min(action.y // side, CELLS - 1) * CELLS + min(action.x // side, CELLS - 1)
 

@@ -1,13 +1,14 @@
-"""What an environment is, for whoever writes one and for whatever plays one.
+"""What an environment is: for those who write one, and for the code that plays one.
 
-base          tasks, observations, verdicts, GuiEnv
-actions       typed GUI actions, in pixels of the screenshot; their table for the documentation
-methods       what methods must take and return, as errors say it
-registry      suites by name, and the environments that play them; tasks by pattern
-options       options of suites, checked by their types; guests and devices shared out to slots
-screenshots   image encodings, screenshots as observations, and the texts beside them
-elements      what an explorer needs: elements on a screen, which screens are one; cells where there is no tree
-queueing      waits for what environments share, in which the deadline of a call stands still
-own_code      suites and action parsers of a user's own, by name
-textfiles     text files as other programs write them: encodings, line ends
+base             tasks, observations, verdicts, and GuiEnv, the protocol of an environment
+actions          typed GUI actions, in pixels of the screenshot, and their table for the documentation
+registry         suites by name, the environments that play them, and tasks by pattern
+methods          calls of an environment's methods, with errors that name what the method must take and return
+options          the options of suites, checked by their type annotations
+screenshots      encoded screenshots: as observations, decoded, converted
+observed_texts   the texts beside a screenshot: an accessibility tree, a terminal
+elements         what an explorer needs: the elements on a screen, and an id for each screen
+queueing         waits for what several environments share; the deadline of a call stands still meanwhile
+own_code         classes that a user writes, loaded by name
+blobs            names of stored bytes, and the image format of a screenshot
 """

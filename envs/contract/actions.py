@@ -1,9 +1,9 @@
-"""Typed GUI actions, in pixels of the screenshot they answer.
+"""Typed GUI actions, in pixels of the screenshot that they answer.
 
-One canonical set; emitters and parsers per model family are in dart_cli/policy. `modifiers` are keys held
-while a pointer acts. What MouseDown and KeyDown hold stays down for the actions that follow, and is
-released when the episode ends. docs/environments/index.md has a table of the classes, which
-`python -m dart_cli.cli.reference` makes of them (with_table).
+There is one set for all models; the parsers of model families are in dart_cli/language/parsers. `modifiers`
+are keys that are held while the pointer acts. MouseDown and KeyDown hold a button or key for the actions
+that follow, until it is released or the episode ends. `python -m dart_cli.cli.reference` writes the table
+of the classes in docs/environments/index.md (with_table).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Action(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """No modifiers, no place: left out, so that an action is stored as before they existed."""
+        """Leave empty fields out: an action without modifiers or place is stored without those fields."""
         return {name: value for name, value in dump(self).items() if value not in (None, (), [])}
 
 
@@ -58,7 +58,7 @@ class Click(_Action):
 
 
 class DoubleClick(_Action):
-    """Two left clicks at (x, y) in quick succession.
+    """Click the left button twice at (x, y) in quick succession.
 
     Example: DoubleClick(x=84, y=60)
     """
@@ -70,7 +70,7 @@ class DoubleClick(_Action):
 
 
 class TripleClick(_Action):
-    """Three left clicks at (x, y) in quick succession: selects a line or a paragraph.
+    """Click the left button three times at (x, y), which selects a line or a paragraph.
 
     Example: TripleClick(x=84, y=60)
     """
@@ -105,8 +105,8 @@ class Drag(_Action):
 
 
 class _Button(_Action):
-    x: int | None = Field(default=None, description="as in `Click`; without: where the pointer is")
-    y: int | None = Field(default=None, description="given with `x` or not at all")
+    x: int | None = Field(default=None, description="as in `Click`; default: the pointer's place")
+    y: int | None = Field(default=None, description="required with `x`")
     button: MouseButton = "left"
 
     @model_validator(mode="after")
@@ -126,7 +126,7 @@ class MouseDown(_Button):
 
 
 class MouseUp(_Button):
-    """Release a mouse button; one that is not down stays so.
+    """Release a mouse button, if it is down.
 
     Example: MouseUp()
     """
@@ -154,7 +154,7 @@ class Type(_Action):
     """
 
     kind: Literal["type"] = "type"
-    text: Annotated[str, Field(description="what is typed")]
+    text: Annotated[str, Field(description="the text to type")]
 
 
 class KeyPress(_Action):
@@ -166,12 +166,12 @@ class KeyPress(_Action):
     kind: Literal["keypress"] = "keypress"
     keys: list[str] = Field(
         min_length=1,
-        description='letters, signs, "enter", "tab", "escape", "pageup", "f5", ...; those that are held first',
+        description='letters, signs, "enter", "tab", "escape", "pageup", "f5", ...; the held keys come first',
     )
 
 
 class KeyDown(_Action):
-    """Press one key and hold it, while other actions follow. Names are those of KeyPress.
+    """Press one key and hold it while other actions follow. Its name is as in KeyPress.
 
     Example: KeyDown(key="shift")
     """
@@ -181,7 +181,7 @@ class KeyDown(_Action):
 
 
 class KeyUp(_Action):
-    """Release one key; one that is not down stays so.
+    """Release one key, if it is down.
 
     Example: KeyUp(key="shift")
     """
@@ -191,7 +191,7 @@ class KeyUp(_Action):
 
 
 class Goto(_Action):
-    """Open an address in the browser's active tab. For screens that show a page without the browser's frame.
+    """Open an address in the active tab of a browser whose frame is not on the screen.
 
     Example: Goto(url="http://localhost:8000/")
     """
@@ -211,7 +211,7 @@ class Wait(_Action):
 
 
 class Done(_Action):
-    """The policy says the task is finished.
+    """Declare the task finished.
 
     Example: Done()
     """
@@ -220,7 +220,7 @@ class Done(_Action):
 
 
 class Fail(_Action):
-    """The policy says the task cannot be done.
+    """Declare that the task cannot be done.
 
     Example: Fail()
     """
@@ -229,7 +229,7 @@ class Fail(_Action):
 
 
 class Answer(_Action):
-    """The policy answers a question and is finished.
+    """Answer a question, and declare the task finished.
 
     Example: Answer(text="42")
     """
@@ -263,17 +263,17 @@ _ADAPTER: TypeAdapter[Action] = TypeAdapter(Action)
 
 
 def within(action: Action, size: tuple[int, int]) -> Action:
-    """Return the action with its points held on a screen of `size`, width and height."""
+    """Return the action with points beyond a screen of `size` (width, height) moved onto it."""
 
-    def held(x: int, y: int) -> tuple[int, int]:
+    def clamped(x: int, y: int) -> tuple[int, int]:
         return min(max(x, 0), size[0] - 1), min(max(y, 0), size[1] - 1)
 
     if isinstance(action, Drag):
-        return action.model_copy(update={"path": [held(*point) for point in action.path]})
+        return action.model_copy(update={"path": [clamped(*point) for point in action.path]})
     x, y = getattr(action, "x", None), getattr(action, "y", None)
     if x is None or y is None:
         return action
-    return action.model_copy(update=dict(zip("xy", held(x, y), strict=True)))
+    return action.model_copy(update=dict(zip("xy", clamped(x, y), strict=True)))
 
 
 def action_to_dict(action: Action) -> dict[str, Any]:
@@ -282,7 +282,7 @@ def action_to_dict(action: Action) -> dict[str, Any]:
 
 
 def action_from_dict(value: dict[str, Any]) -> Action:
-    """Return the action a dict describes. Raises ActionError naming the field that is wrong."""
+    """Return the action that a dict describes. Raises ActionError, which names the wrong field."""
     try:
         return _ADAPTER.validate_python(value)
     except ValidationError as error:
@@ -296,21 +296,27 @@ CLASSES: tuple[type[BaseModel], ...] = get_args(get_args(Action)[0])
 
 
 def table() -> str:
-    """One row for each class, in the order of the union."""
+    """Return the table of the actions in Markdown: one row for each class, in the order of the union."""
     lines = ["| class, `kind` | what it does | fields | example |", "|---|---|---|---|"]
-    for each in CLASSES:
-        told, _, example = (inspect.getdoc(each) or "").partition("\n\nExample: ")
+    for action_class in CLASSES:
+        summary, _, example = (inspect.getdoc(action_class) or "").partition("\n\nExample: ")
         fields = [
-            _field(name, field) for name, field in each.model_fields.items() if name != "kind"
+            _field(name, field)
+            for name, field in action_class.model_fields.items()
+            if name != "kind"
         ]
-        kind = each.model_fields["kind"].default
-        cells = (f"`{each.__name__}`, `{kind}`", " ".join(told.split()), "<br>".join(fields) or "-")
+        kind = action_class.model_fields["kind"].default
+        cells = (
+            f"`{action_class.__name__}`, `{kind}`",
+            " ".join(summary.split()),
+            "<br>".join(fields) or "-",
+        )
         lines.append(f"| {' | '.join(cells)} | `{example}` |")
     return "\n".join(lines)
 
 
 def with_table(text: str) -> str:
-    """Return the page with the present table. Raises ValueError for one without its marks."""
+    """Return the page with the present table. Raises ValueError if the page lacks the marks around it."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
@@ -319,14 +325,14 @@ def with_table(text: str) -> str:
 
 
 def _field(name: str, field: FieldInfo) -> str:
-    """Its name, type, default and unit."""
+    """Return the cell of a field: its name, type, default and description."""
     default = "" if field.is_required() else f" = {field.default!r}"
-    told = f": {field.description}" if field.description else ""
-    return f"`{name}` {_type(field.annotation)}{default.replace(chr(39), chr(34))}{told}"
+    description = f": {field.description}" if field.description else ""
+    return f"`{name}` {_type(field.annotation)}{default.replace(chr(39), chr(34))}{description}"
 
 
 def _type(annotation: Any) -> str:
-    """Return a type in words."""
+    """Return a type in words, e.g. `list of str`."""
     inner = get_args(annotation)
     kind = get_origin(annotation)
     if kind is Literal:

@@ -1,25 +1,27 @@
-"""What an explorer needs of an environment: what can be done on a screen, and which screens are one.
+"""What an explorer needs from an environment: the elements on a screen, and an id of the screen.
 
-    Element          one thing that can be seen and reached: role, name, box, actions, place
-    ScreenState      which screen it is, and why two screens count as one
-    Explorable       optional for a GuiEnv: `elements()` and `state()`
-    Node             one node of the tree that an environment reads: widgets, a DOM, an accessibility tree
-    elements_of      a tree's elements in reading order
-    state_of         a tree's state: a digest of its route and its skeleton
-    grid_elements    cells to click, for a screen without a tree
-    GridEnv, as_explorable, make_explorable   an environment without a tree: cells, and a coarse picture as its state
-    element_from_dict  of JSON, as dataclasses.asdict gives it
-    performing       an element's action as actions of `envs.contract.actions`
+    Element             one thing that can be seen and reached: role, name, box, actions, place
+    ScreenState         the id of a screen, and the reason why two screens have the same id
+    Explorable          the methods `elements()` and `state()`, which are optional for a GuiEnv
+    Node                one node of the tree that an environment reads: a widget, a DOM or accessibility node
+    elements_of         the elements of a tree, in reading order
+    state_of            the state of a tree: a digest of its route and its skeleton
+    grid_elements       cells to click, for a screen without a tree
+    GridEnv             makes any GuiEnv explorable: its elements are cells, its state is a coarse picture
+    as_explorable       an environment itself if it is Explorable, else in a GridEnv
+    make_explorable     an environment of a suite, made explorable
+    element_from_dict   an element from its JSON form (dataclasses.asdict)
+    performing          an operation on an element, as actions of `envs.contract.actions`
 
-Every environment with a tree makes `Node`s of it, so that places, reading order and skeletons are the
+Every environment with a tree converts it into `Node`s, so that places, reading order and skeletons are the
 same everywhere:
 
-- A node without a role is layout. It counts where it groups two nodes or more; else it is left out.
-- `place` is the way from the root: numbers among siblings. It counts what is scrolled out of sight,
-  so that a place stays while its screen is scrolled.
-- The skeleton has the roles of what can be seen, to `DEPTH` levels, without any text. Neighbours of
-  equal shape count once where a list has them (`REPEATED`): an inbox is one screen with five and with six
-  mails. Which tab, page or menu is open counts (`current`), and what cannot be used (`enabled`).
+- A node without a role is layout. It counts if it groups two nodes or more; otherwise it is left out.
+- `place` is the path from the root, as numbers among siblings. Nodes that are scrolled out of sight are
+  counted, so that scrolling does not change a place.
+- The skeleton has the roles of the visible nodes, to `DEPTH` levels, without any text. Neighbours of equal
+  shape in a list count once (`REPEATED`): an inbox with five mails and one with six are the same screen.
+  The open tab, page or menu counts (`current`), and so does what cannot be used (`enabled`).
 """
 
 from __future__ import annotations
@@ -41,15 +43,15 @@ from envs.contract.screenshots import as_seen
 
 Operation = Literal["click", "double_click", "type", "scroll"]
 Box = tuple[int, int, int, int]
-"""Left, top, right and bottom in pixels of the screenshot; right and bottom are one past the last."""
+"""Left, top, right, bottom in pixels of the screenshot; right and bottom are one past the last pixel."""
 
 DEPTH = 10  # levels of a skeleton
-SCROLL_NOTCHES = 3  # of the operation `scroll`, downwards
+SCROLL_NOTCHES = 3  # downwards, of the operation `scroll`
 LONGEST_NAME = 200  # characters of an element's name that are kept
 REPEATED = frozenset(
     {"", "area", "row", "option", "list item", "tree item", "table row", "cell", "text"}
 )
-"""Roles of which neighbours of equal shape count once; "" is a group of nodes, such as a card."""
+"""Roles whose neighbours of equal shape count once; "" is a group of nodes, such as a card."""
 
 
 @dataclass(frozen=True)
@@ -60,45 +62,48 @@ class Element:
     name: str  # its text or label; empty if it has none
     box: Box  # the part that can be seen
     actions: tuple[Operation, ...]  # at least one
-    place: str  # where it hangs in its tree; unique on the screen, the same at the next visit
+    place: str  # its path in the tree: unique on the screen, the same at the next visit
 
     @property
     def centre(self) -> tuple[int, int]:
-        """The pixel to act on: in the middle of the box."""
+        """The pixel to act on, in the middle of the box."""
         left, top, right, bottom = self.box
         return (left + right) // 2, (top + bottom) // 2
 
 
 @dataclass(frozen=True)
 class ScreenState:
-    """Which screen this is: two visits with one `id` are visits of one screen."""
+    """The state of a screen: two visits with the same `id` are visits of one screen."""
 
     id: str  # 32 hex digits
-    route: str  # where it is, in words or as an address; empty if nothing tells
-    reason: str  # what was compared: why two screens with this id count as one
+    route: str  # the place in the application, in words or as an address; empty if unknown
+    reason: str  # what was compared, which is why two screens with this id count as one
 
 
 @runtime_checkable
 class Explorable(Protocol):
-    """A GuiEnv that can say what is on its screen. Optional; without it there is `envs.contract.elements`."""
+    """A GuiEnv that reports the elements on its screen.
+
+    Optional: GridEnv does that for any other environment.
+    """
 
     def elements(self) -> list[Element]:
-        """Return what can be seen and reached on the present screen, in reading order. Raises EnvError."""
+        """Return the elements that can be seen and reached now, in reading order. Raises EnvError."""
         ...
 
     def state(self) -> ScreenState:
-        """Which screen is shown. Raises EnvError."""
+        """Return the state of the present screen. Raises EnvError."""
         ...
 
 
 @dataclass
 class Node:
-    """One node of a tree on the screen, as an environment reads it."""
+    """One node of the tree that an environment reads from its screen."""
 
     role: str = ""  # empty: layout
     name: str = ""
-    box: Box | None = None  # the part that can be seen; None where nothing of it can
-    actions: tuple[Operation, ...] = ()  # none: it shows or groups only
+    box: Box | None = None  # the visible part; None if nothing of it is visible
+    actions: tuple[Operation, ...] = ()  # empty for a node that only shows or groups something
     children: list[Node] = field(default_factory=list)
     enabled: bool = True
     current: bool = False  # the open tab, page or menu
@@ -106,20 +111,20 @@ class Node:
 
 
 def elements_of(roots: Sequence[Node]) -> list[Element]:
-    """Return the nodes that have actions, in reading order: from line to line, from left to right."""
-    found = [
+    """Return the visible, enabled nodes with actions as elements, in reading order."""
+    elements = [
         Element(
             node.role, " ".join(node.name.split())[:LONGEST_NAME], node.box, node.actions, place
         )
         for node, place in _placed(roots)
         if node.box is not None and node.actions and node.enabled
     ]
-    return in_reading_order(found)
+    return in_reading_order(elements)
 
 
 def state_of(route: str, roots: Sequence[Node]) -> ScreenState:
-    """Return the state of a screen: its route, and the skeleton of what can be seen of `roots`."""
-    shapes = _shapes([kept for root in roots if (kept := _seen(root)) is not None], DEPTH)
+    """Return the state of a screen: its route, and a digest of the route and the skeleton of `roots`."""
+    shapes = _shapes([part for root in roots if (part := _visible_part(root)) is not None], DEPTH)
     skeleton = " ".join(shapes)
     key = hashlib.blake2b(f"{route}\n{skeleton}".encode(), digest_size=16).hexdigest()
     count = sum(1 for _ in _placed(roots))
@@ -129,7 +134,10 @@ def state_of(route: str, roots: Sequence[Node]) -> ScreenState:
 
 
 def in_reading_order(elements: Iterable[Element]) -> list[Element]:
-    """From line to line, from left to right; on a line are those whose middles are beside all of it."""
+    """Sort elements by line and from left to right.
+
+    An element is on a line if its middle is beside all elements of the line.
+    """
     lines: list[list[Element]] = []
     bottom = 0  # of the line, pixels
     for element in sorted(elements, key=lambda each: (each.centre[1], each.centre[0])):
@@ -143,7 +151,7 @@ def in_reading_order(elements: Iterable[Element]) -> list[Element]:
 
 
 def grid_elements(width: int, height: int, *, columns: int = 12, rows: int = 8) -> list[Element]:
-    """Cells of a screen to click, line by line, and the whole screen to scroll."""
+    """Return cells to click, line by line, and the whole screen as an element to scroll."""
     across = [width * at // columns for at in range(columns + 1)]
     down = [height * at // rows for at in range(rows + 1)]
     cells = [
@@ -156,7 +164,7 @@ def grid_elements(width: int, height: int, *, columns: int = 12, rows: int = 8) 
 
 
 def element_from_dict(value: Mapping[str, Any]) -> Element:
-    """Return the element whose fields `value` has, lists for tuples."""
+    """Return the element with the fields in `value`, which has lists in place of tuples."""
     left, top, right, bottom = value["box"]
     return Element(
         value["role"],
@@ -168,7 +176,7 @@ def element_from_dict(value: Mapping[str, Any]) -> Element:
 
 
 def performing(element: Element, operation: Operation, text: str = "") -> list[Action]:
-    """Return what to do one after the other: `type` replaces what is in a field by `text`."""
+    """Return the actions of an operation on an element; `type` replaces the text of a field by `text`."""
     x, y = element.centre
     match operation:
         case "click":
@@ -185,7 +193,7 @@ def performing(element: Element, operation: Operation, text: str = "") -> list[A
 
 
 def _placed(roots: Sequence[Node]) -> Iterator[tuple[Node, str]]:
-    """Every node that counts, with its place, depth first."""
+    """Yield every node that counts, with its place, depth first."""
     waiting = [(node, f"{at}") for at, node in reversed([*enumerate(_simple(roots))])]
     while waiting:
         node, place = waiting.pop()
@@ -195,12 +203,12 @@ def _placed(roots: Sequence[Node]) -> Iterator[tuple[Node, str]]:
 
 
 def _simple(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes without layout that groups nothing."""
-    return [kept for node in nodes if (kept := _without_layout(node)) is not None]
+    """Return the nodes without the layout nodes that group fewer than two."""
+    return [rest for node in nodes if (rest := _without_layout(node)) is not None]
 
 
 def _without_layout(node: Node) -> Node | None:
-    """Return the node, or what is left of it: None for layout of nothing, the child for layout of one."""
+    """Return the node; for a layout node its child if it has one, and None if it has none."""
     while not node.role and not node.actions:
         children = _simple(node.children)
         if len(children) != 1:
@@ -209,9 +217,9 @@ def _without_layout(node: Node) -> Node | None:
     return node
 
 
-def _seen(node: Node) -> Node | None:
-    """Return the node with what can be seen below it; None if nothing can."""
-    children = [kept for child in node.children if (kept := _seen(child)) is not None]
+def _visible_part(node: Node) -> Node | None:
+    """Return the node with the visible nodes below it; None if neither is visible."""
+    children = [rest for child in node.children if (rest := _visible_part(child)) is not None]
     if node.box is None and not children:
         return None
     role = node.role if node.box is not None else ""
@@ -219,10 +227,10 @@ def _seen(node: Node) -> Node | None:
 
 
 def _shapes(nodes: Sequence[Node], depth: int) -> list[str]:
-    """Return the shape of each node, neighbours of lists that are equal once."""
+    """Return the shape of each node; neighbours in a list with equal shapes count once."""
     shapes: list[str] = []
-    told = [(_is_repeated(node), _shape(node, depth)) for node in _simple(nodes)]
-    for (repeated, shape), same in groupby(told):
+    shapes_of_nodes = [(_is_repeated(node), _shape(node, depth)) for node in _simple(nodes)]
+    for (repeated, shape), same in groupby(shapes_of_nodes):
         shapes += [shape] if repeated else [shape for _ in same]
     return shapes
 
@@ -238,44 +246,50 @@ def _shape(node: Node, depth: int) -> str:
 
 
 COARSE = 24
-"""Cells of a coarse picture, across and down."""
+"""Number of cells of a coarse picture, across and down."""
 
 STEP = 6
-"""Least difference in grey of two neighbouring cells that counts, of 255."""
+"""The least difference between two neighbouring cells that counts, in grey levels of 255."""
 
 
 def make_explorable(suite: str, **options: object) -> tuple[GuiEnv, Explorable]:
-    """Return an environment that plays `suite`, and what tells its elements; see envs.contract.registry.make_env.
+    """Return an environment of `suite`, and the object that reports its elements (often the same).
 
-    A suite whose tree is its text `accessibility` is asked for it. Raises TaskError.
+    `options` are as for envs.contract.registry.make_env. The text `accessibility` is requested if the suite
+    gives it, since its elements come from that tree. Raises TaskError.
     """
-    told = "accessibility" in getattr(load_suite(suite), "observes", ())
-    return as_explorable(make_env(suite, observe=("accessibility",) if told else (), **options))
+    has_tree_text = "accessibility" in getattr(load_suite(suite), "observes", ())
+    return as_explorable(
+        make_env(suite, observe=("accessibility",) if has_tree_text else (), **options)
+    )
 
 
 def as_explorable(env: GuiEnv) -> tuple[GuiEnv, Explorable]:
-    """Return the environment to play, and what tells its elements; the same object twice."""
+    """Return the environment to play and the object that reports its elements: the same object twice."""
     if isinstance(env, Explorable):
         return env, env
     grid = GridEnv(env)
     return grid, grid
 
 
-def grid_state(shown: Observation) -> ScreenState:
-    """By the suite's own key of the screen, where it gives one; else by a coarse picture."""
-    if shown.screen_key:
-        return ScreenState(shown.screen_key, "", "no tree; the environment's own key of the screen")
-    with Image.open(io.BytesIO(shown.screenshot)) as picture:
+def grid_state(observation: Observation) -> ScreenState:
+    """Return the state of a screen without a tree: by the suite's own key, else by a coarse picture."""
+    if observation.screen_key:
+        return ScreenState(
+            observation.screen_key, "", "no tree; the environment's own key of the screen"
+        )
+    with Image.open(io.BytesIO(observation.screenshot)) as picture:
         key = coarse_key(as_seen(picture))
     return ScreenState(key, "", f"no tree; light and dark of {COARSE}x{COARSE} cells compared")
 
 
 def coarse_key(screen: Image.Image) -> str:
-    """32 hex digits: the same for two screens whose neighbouring cells are lighter or darker alike.
+    """Return a difference hash of a screen, 32 hex digits.
 
-    A difference hash: of each cell and the next on its right, whether it is darker, lighter or neither.
+    It tells for each cell whether its right neighbour is darker, lighter or neither. Two screens that agree
+    in all of that have the same hash.
     """
-    import numpy as np  # only where it is needed
+    import numpy as np  # here, so that importing this module does not load it
 
     small = screen.convert("L").resize((COARSE + 1, COARSE), Image.Resampling.BOX)
     cells = np.asarray(small, dtype=np.int16)
@@ -285,45 +299,47 @@ def coarse_key(screen: Image.Image) -> str:
 
 
 class GridEnv:
-    """Plays `env`; its elements are cells, its states coarse pictures. See envs.contract.base.GuiEnv."""
+    """An explorable environment that plays `env`: its elements are cells, its states coarse pictures."""
 
     def __init__(self, env: GuiEnv, *, columns: int = 12, rows: int = 8) -> None:
         self.env = env
         self.columns = columns
         self.rows = rows
-        self._shown: Observation | None = None
+        self._observation: Observation | None = None
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """As `env` does."""
-        self._shown, info = self.env.reset(seed=seed, options=options)
-        return self._shown, info
+        """Reset `env`."""
+        self._observation, info = self.env.reset(seed=seed, options=options)
+        return self._observation, info
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """As `env` does."""
-        self._shown, reward, terminated, truncated, info = self.env.step(action)
-        return self._shown, reward, terminated, truncated, info
+        """Perform one action in `env`."""
+        self._observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._observation, reward, terminated, truncated, info
 
     def evaluate(self) -> Verdict:
-        """As `env` does."""
+        """Return the verdict of `env`."""
         return self.env.evaluate()
 
     def close(self) -> None:
-        """As `env` does."""
-        self._shown = None
+        """Close `env`."""
+        self._observation = None
         self.env.close()
 
     def elements(self) -> list[Element]:
-        """Return the cells of the grid, and the screen to scroll."""
-        shown = self._last()
-        return grid_elements(shown.width, shown.height, columns=self.columns, rows=self.rows)
+        """Return the cells of the grid, and the whole screen as an element to scroll."""
+        observation = self._last()
+        return grid_elements(
+            observation.width, observation.height, columns=self.columns, rows=self.rows
+        )
 
     def state(self) -> ScreenState:
-        """By the suite's own key of the screen, where it gives one; else by a coarse picture."""
+        """Return the state by the suite's own key if it gives one, else by a coarse picture."""
         return grid_state(self._last())
 
     def _last(self) -> Observation:
-        if self._shown is None:
+        if self._observation is None:
             raise EnvError("no episode is being played; call reset first")
-        return self._shown
+        return self._observation

@@ -1,9 +1,9 @@
-"""The contract of environments and suites, as their author reads it in an error: what is wanted, and what came.
+"""Calls of an environment's methods, with errors that tell its author what the contract expects.
 
-call_method    what a method returns; an error where it is missing or takes other arguments
-unpack         the values that it returned, if there are as many as the contract has
-wrong_return   the error for what it returned in place of what the contract has
-missing_names  which attributes an object lacks
+call_method    calls a method; raises an error if it is missing or takes other arguments
+unpack         checks the number of values that a method returned
+wrong_return   the error for a returned value that the contract does not allow
+missing_names  the attributes that an object lacks
 describe       the type and the value of any object, in a few words
 """
 
@@ -25,7 +25,7 @@ SIGNATURES: Mapping[str, str] = {
     "state": "state()",
     "elements": "elements()",
 }
-"""Method of an environment -> how it is called."""
+"""Method of an environment -> its signature, for errors."""
 
 NEEDED = ("reset", "step", "evaluate", "close")
 """Methods that every environment has (envs.contract.base.GuiEnv)."""
@@ -40,18 +40,19 @@ _REPR = reprlib.Repr()
 _REPR.maxother = _REPR.maxstring = _REPR.maxlong = 2 * _MOST
 
 
-def call_method(env: object, name: str, *arguments: object, **named: object) -> object:
-    """Return what the method `name` of an environment returns.
+def call_method(env: object, name: str, *arguments: object, **keywords: object) -> object:
+    """Call the method `name` of an environment and return its result.
 
-    Raises EnvError where there is no such method or it cannot be called so, and what the method raises.
+    Raises EnvError if there is no such method or it does not take these arguments. What the method itself
+    raises is passed on.
     """
     method = getattr(env, name, None)
     if not callable(method):
         raise EnvError(f"{type(env).__name__} has no method {SIGNATURES[name]}")
     try:
-        returned: object = method(*arguments, **named)
+        returned: object = method(*arguments, **keywords)
     except TypeError:
-        if (own := _other_signature(method, arguments, named)) is None:
+        if (own := _other_signature(method, arguments, keywords)) is None:
             raise
         raise EnvError(
             f"{name} must take what {SIGNATURES[name]} takes, {type(env).__name__} has {name}{own}"
@@ -60,23 +61,29 @@ def call_method(env: object, name: str, *arguments: object, **named: object) -> 
 
 
 def _other_signature(
-    method: object, arguments: Sequence[object], named: Mapping[str, object]
+    method: object, arguments: Sequence[object], keywords: Mapping[str, object]
 ) -> inspect.Signature | None:
-    """Return the signature of a method that cannot be called with these arguments; None where it can."""
+    """Return the signature of a method that does not take these arguments.
+
+    Returns None if it does take them, or has no signature.
+    """
     assert callable(method)
     try:
         signature = inspect.signature(method)
-    except (TypeError, ValueError):  # of C, without one
+    except (TypeError, ValueError):  # a method in C may have no signature
         return None
     try:
-        signature.bind(*arguments, **named)
+        signature.bind(*arguments, **keywords)
     except TypeError:
         return signature
     return None
 
 
 def unpack(name: str, returned: object, names: Sequence[str]) -> Sequence[object]:
-    """Return the values that a method returned together. Raises EnvError unless there is one for each of `names`."""
+    """Return the values of a returned tuple or list.
+
+    Raises EnvError unless there is one for each of `names`.
+    """
     if isinstance(returned, tuple | list) and len(returned) == len(names):
         return returned
     raise EnvError(f"{name} must return ({', '.join(names)}), got {_number_of(name, returned)}")
@@ -91,18 +98,18 @@ def _number_of(name: str, returned: object) -> str:
     return number
 
 
-def wrong_return(name: str, wanted: str, got: object) -> EnvError:
-    """Return the error of a method that returned another thing than `wanted`."""
-    return EnvError(f"{name} must return {wanted}, got {describe(got)}")
+def wrong_return(name: str, expected: str, value: object) -> EnvError:
+    """Return the error for a method that returned `value` where the contract has `expected`."""
+    return EnvError(f"{name} must return {expected}, got {describe(value)}")
 
 
 def missing_names(thing: object, names: Iterable[str]) -> list[str]:
-    """Return those of `names` that `thing` does not have, or has as None."""
+    """Return the attributes of `names` that `thing` lacks or has as None."""
     return [name for name in names if getattr(thing, name, None) is None]
 
 
 def describe(value: object) -> str:
-    """Return the type of a value and the value, cut to a few words."""
+    """Return the type of a value and the value itself, cut to a few words, for an error."""
     kind = type(value).__name__
     text = " ".join(_REPR.repr(value).split())
     text = text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."

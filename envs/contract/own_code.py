@@ -1,41 +1,43 @@
-"""Code of a user's own, by name: a suite, an action parser.
+"""Code that a user writes, loaded by name: a suite, an action parser, an engine, a learner.
 
-load_own       what `package.module:Attribute` or `file.py:Attribute` names
-code_digest    what tells another version of that code
-one_line       a user's own error, with the line of their code
-did_you_mean   the closest known name, for errors
+load_own       the object that `package.module:Attribute` or `file.py:Attribute` names
+code_digest    a digest of the file that defines it, which changes with the code
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
 import sys
-import traceback
-from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
+from bus.error_texts import did_you_mean, one_line
 from bus.errors import TaskError
 
 
 def load_own(
-    what: str, name: str, path: str, *, once: bool = False, made: bool = True, method: str = ""
+    what: str,
+    name: str,
+    path: str,
+    *,
+    once: bool = False,
+    instantiate: bool = True,
+    method: str = "",
 ) -> object:
-    """Return the object at `path`, made first where it is a class, unless `made` is false.
+    """Return the object at `path`; if it is a class, an instance of it, unless `instantiate` is false.
 
-    A file's path is relative to the current folder, where modules are found, too.
-    `what` and `name` are for errors, e.g. suite, action parser and how the user called it. `once`: the file
-    runs once in this process, for code that registers something. A path without an attribute is refused with
-    the classes that it may mean, those with `method`. Raises TaskError.
+    A file's path is relative to the current folder, and modules are searched there too. `what` (e.g. suite,
+    action parser) and `name` (as the user wrote it) are for errors. With `once`, the file runs only once in
+    this process, for code that registers something. Raises TaskError; for a path without an attribute the
+    error suggests the classes that have `method`.
     """
     module_name, _, attribute = path.rpartition(":")
     module = _import(what, name, module_name or path, once=once)
     if not attribute or not module_name:
         raise TaskError(
-            f"{what} {name}: {_cure_without_class(what, module_name or path, module, method)}"
+            f"{what} {name}: {_fix_without_class(what, module_name or path, module, method)}"
         )
     if not hasattr(module, attribute):
         public = [key for key in vars(module) if not key.startswith("_")]
@@ -44,13 +46,13 @@ def load_own(
         )
     value: object = getattr(module, attribute)
     try:
-        return value() if made and isinstance(value, type) else value
+        return value() if instantiate and isinstance(value, type) else value
     except (Exception, SystemExit) as error:
         raise TaskError(f"{what} {name}: {attribute}() failed: {one_line(error)}") from error
 
 
-def _cure_without_class(what: str, path: str, module: ModuleType, method: str) -> str:
-    """Return what to write in place of a path without a class."""
+def _fix_without_class(what: str, path: str, module: ModuleType, method: str) -> str:
+    """Return the part of the error that tells what to write in place of a path without a class."""
     own = {
         name: value
         for name, value in vars(module).items()
@@ -64,21 +66,15 @@ def _cure_without_class(what: str, path: str, module: ModuleType, method: str) -
 
 
 def code_digest(thing: object) -> str:
-    """Return a digest of the file that has the class of a user's own object; "" for a class of dart.
+    """Return a digest of the file that defines the class of a user's object; "" for a class of dart.
 
-    What that file imports is not in it.
+    Modules that the file imports do not change the digest.
     """
     name = type(thing).__module__
     path = getattr(sys.modules.get(name), "__file__", None)
     if path is None or name.partition(".")[0] in ("bus", "dart_cli", "envs"):
         return ""
     return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
-
-
-def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the closest known name, or nothing."""
-    close = difflib.get_close_matches(wrong, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _import(what: str, name: str, module_name: str, *, once: bool) -> ModuleType:
@@ -106,7 +102,7 @@ def _import(what: str, name: str, module_name: str, *, once: bool) -> ModuleType
     file = Path(module_name)
     if not file.is_file():
         raise TaskError(f"{what} {name}: no file {file}; the path is relative to {Path.cwd()}")
-    # A name of its own, so that two files called my_env.py do not clash in sys.modules.
+    # The digest makes the name unique, so that two files called my_env.py do not clash in sys.modules.
     digest = hashlib.blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()
     spec = importlib.util.spec_from_file_location(f"{file.stem}_{digest}", file)
     if spec is None or spec.loader is None:
@@ -123,12 +119,3 @@ def _import(what: str, name: str, module_name: str, *, once: bool) -> ModuleType
             f"{what} {name}: {file} cannot be loaded, fix it: {one_line(error)}"
         ) from error
     return module
-
-
-def one_line(error: BaseException) -> str:
-    """Return the user's own error in one line, with the line of their code that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    line = getattr(error, "lineno", None) or (frames[-1].lineno if frames else None)
-    where = f" (line {line})" if line else ""
-    said = error.msg if isinstance(error, SyntaxError) else str(error)
-    return f"{type(error).__name__}: {' '.join(said.split())}{where}"

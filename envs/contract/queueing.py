@@ -1,15 +1,15 @@
-"""Waits for what environments share: a turn to boot, a shared browser, a file that another one fetches.
+"""Waits for what environments share: a turn to boot, a browser, a file that another one fetches.
 
     queueing            a context in which a call waits for others; its deadline stands still meanwhile
-    QueuePlace          such a wait: pauses, and notes that others move on
-    SharedLock          a lock of this process, for which calls wait in this manner
-    leave_if_given_up   raises where the slot no longer waits for the call
-    PendingCall         the call as its environment sees it
-    OnQueue             what is told of such waits
-    answering           makes a call that of this thread
+    QueuePlace          the wait of one call: it pauses, and notes when others get their turn
+    SharedLock          a lock of this process for which calls wait in this way
+    leave_if_given_up   raises GivenUpError if the slot no longer waits for the call
+    PendingCall         a slot's call, as the environment sees it
+    OnQueue             the function that is told what a call waits for
+    answering           a context that makes a call the one that this thread performs
 
-An environment whose call waits without `queueing` waits within the call's deadline. Where no slot made the
-call (a script, a test), the wait is the same, and no deadline stands still.
+A call that waits without `queueing` uses up its deadline. A script or a test may use an environment without a
+slot: then the waits are the same, and there is no deadline that stands still.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from threading import Event, Lock
 from bus.errors import EnvError
 
 UNSAID_S = 0.5
-"""A lock that is free again within this time is waited for within the deadline, and without a report."""
+"""Seconds of waiting for a lock that still count towards the deadline, and are not reported."""
 POLL_S = 0.1
-"""Time after which a call that waits for a lock looks whether its slot still waits for it."""
+"""Seconds between two checks of whether the slot still waits for a call that waits for a lock."""
 
 
 class GivenUpError(EnvError):
-    """The slot no longer waits for this call: its deadline passed, or the slot is ending."""
+    """The slot no longer waits for this call, since its deadline passed or the slot is ending."""
 
 
 @dataclass(frozen=True)
 class SharedWait:
-    """What a call waits for, as `dart status` shows it."""
+    """The thing that a call waits for, as `dart status` shows it."""
 
     what: str  # e.g. "a turn to boot a guest"
-    patience_s: float  # ends the wait once no other has moved on for so long
+    patience_s: float  # the wait ends once no other call got its turn for so long
 
 
 OnQueue = Callable[[SharedWait | None], None]
-"""Takes what a call waits for, again whenever another one moves on; None once the call goes on."""
+"""Is called with what a call waits for, again whenever another call gets its turn, and with None when it
+goes on."""
 
 
 def ignore_queue(_: SharedWait | None) -> None:
@@ -55,7 +56,7 @@ class PendingCall:
 
     tell: OnQueue = ignore_queue
     given_up: Event = field(default_factory=Event)
-    """Is set when the slot no longer waits for the answer."""
+    """An event that is set when the slot no longer waits for the answer."""
 
 
 _call: ContextVar[PendingCall | None] = ContextVar("pending_call", default=None)
@@ -77,15 +78,17 @@ def leave_if_given_up() -> None:
 
 
 class QueuePlace:
-    """A call's place in a queue. Made by `queueing`."""
+    """The wait of one call in a queue; `queueing` makes it."""
 
     def __init__(self, call: PendingCall, shared_wait: SharedWait) -> None:
         self._call = call
         self._shared_wait = shared_wait
-        self._still_s = 0.0  # summed over pauses: a process that was stopped has not waited
+        # Seconds without a turn of another call, summed over pauses: time in which this process was stopped
+        # does not count.
+        self._still_s = 0.0
 
     def pause(self, seconds: float) -> bool:
-        """Wait for `seconds`; return False once no other has moved on for the patience.
+        """Wait for `seconds`. Return False once no other call got its turn within the patience.
 
         Raises GivenUpError at once where the slot no longer waits for the call.
         """
@@ -93,13 +96,13 @@ class QueuePlace:
         return self.waited(seconds)
 
     def waited(self, seconds: float) -> bool:
-        """Note a pause that the caller made itself; the same as `pause` otherwise."""
+        """Count a pause that the caller made itself; otherwise like `pause`."""
         _raise_if_given_up(self._call)
         self._still_s += seconds
         return self._still_s < self._shared_wait.patience_s
 
     def moved(self) -> None:
-        """Note that another one got what this call waits for: the patience begins anew."""
+        """Note that another call got its turn: the patience begins anew."""
         self._still_s = 0.0
         self._call.tell(self._shared_wait)
 
@@ -108,9 +111,9 @@ class QueuePlace:
 def queueing(what: str, patience_s: float) -> Iterator[QueuePlace]:
     """Wait for what environments share; the deadline of the call stands still while inside.
 
-    `what` names it in `dart status`. The caller pauses by QueuePlace and raises an EnvError of its own once
-    `pause` returns False, which is after `patience_s` in which no other moved on. Raises GivenUpError
-    where the slot no longer waits for the call. One such wait does not contain another.
+    `what` is its name in `dart status`. The caller waits with `QueuePlace.pause` and raises its own EnvError
+    once that returns False, which happens after `patience_s` in which no other call got its turn. Raises
+    GivenUpError if the slot no longer waits for the call. One such wait must not contain another.
     """
     call, shared_wait = _call.get() or PendingCall(), SharedWait(what, patience_s)
     _raise_if_given_up(call)
@@ -122,18 +125,23 @@ def queueing(what: str, patience_s: float) -> Iterator[QueuePlace]:
 
 
 class SharedLock:
-    """A lock of this process, for which calls wait in a queue: each gets it before those that came later."""
+    """A lock of this process for which calls wait in a queue, first come, first served."""
 
     def __init__(self, what: str) -> None:
-        """Keep in `what` the name of what calls wait for, e.g. "the start of a shared browser"."""
+        """Make a lock; `what` is what calls wait for, e.g. "the start of a shared browser"."""
         self._what = what
-        self._lock = Lock()  # of the turns; held for moments
-        self._turns: deque[Event] = deque()  # the first one is set: it holds the shared lock
-        self._taken = 0  # so often: others move on as it grows
+        self._lock = Lock()  # guards `_turns`, for moments only
+        self._turns: deque[Event] = deque()  # the first one is set: its call holds the shared lock
+        self._turns_taken = (
+            0  # how often a call got the lock; waiting calls see others move on as it grows
+        )
 
     @contextmanager
-    def held(self, patience_s: float, otherwise: str) -> Iterator[None]:
-        """Hold it while inside. Raises EnvError with the text `otherwise` once one holds it for `patience_s`."""
+    def hold(self, patience_s: float, otherwise: str) -> Iterator[None]:
+        """Hold the lock while inside.
+
+        Raises EnvError with the text `otherwise` once one call holds it for `patience_s`.
+        """
         turn = Event()
         with self._lock:
             self._turns.append(turn)
@@ -142,7 +150,7 @@ class SharedLock:
             if not turn.wait(min(UNSAID_S, patience_s)):
                 with queueing(self._what, patience_s) as place:
                     self._wait(turn, place, otherwise)
-            self._taken += 1
+            self._turns_taken += 1
             leave_if_given_up()
             yield
         finally:
@@ -152,10 +160,10 @@ class SharedLock:
                     self._turns[0].set()
 
     def _wait(self, turn: Event, place: QueuePlace, otherwise: str) -> None:
-        seen = self._taken
+        turns_before = self._turns_taken
         while not turn.wait(POLL_S):
-            if self._taken != seen:
-                seen = self._taken
+            if self._turns_taken != turns_before:
+                turns_before = self._turns_taken
                 place.moved()
             if not place.waited(POLL_S):
                 raise EnvError(otherwise)

@@ -1,25 +1,24 @@
 """Suites of tasks by name, and the environments that play them.
 
-    suite_names()        the suites that ship with dart
-    load_suite(name)     a Suite: its tasks by id
-    make_env(name, ...)  a GuiEnv that plays that suite's tasks
-    check_options(name, ...)  whether it would take these options
-    check_observe(name, ...)  whether they give these texts beside the screenshot
-    check_parts(name, ...)    whether what it needs beside Python is installed
-    longest_reset_s(name, ...)  what its options allow a reset
-    find_task, tasks_of  one task by its id, all of a split
-    select_tasks(...)    tasks by pattern: what `env.tasks`, `eval.tasks`, `--task` and the like name
+    suite_names         the names of the suites that ship with dart
+    load_suite          the Suite of a name: its tasks by id
+    make_env            a GuiEnv that plays the tasks of a suite
+    check_options       raises an error for options that the suite does not have
+    check_observe       raises an error for texts that its environments do not give
+    check_parts         raises an error if something is missing that the suite needs beside Python
+    longest_reset_s     the seconds that the suite's options allow for a reset
+    find_task, tasks_of   one task by its id; all tasks of a split
+    select_tasks        tasks by pattern, as `env.tasks`, `eval.tasks` and `--task` name them
 
-`explored:FOLDER` is a suite, too: the tasks that `dart explore tasks` made of an exploration.
+`explored:FOLDER` is a suite too: the tasks that `dart explore tasks` made from an exploration.
 
-Your own suite needs no entry here: `my_package.my_module:MySuite` and
-`path/to/file.py:MySuite` are names too, on every command line and in every configuration.
-Each suite's module is imported when it is first asked for, so a missing optional part (a browser,
-a container engine) matters only to its users.
+Your own suite needs no entry here: `my_package.my_module:MySuite` and `path/to/file.py:MySuite` are names of
+suites on every command line and in every configuration. The module of a suite is imported when the suite is
+first used, so that a missing optional part (a browser, a container engine) matters only to its users.
 
-A pattern is a task's id, a glob such as `miniwob/click-*`, or either behind a `!`, which leaves
-what it names out. A list of exclusions alone selects everything else. Order is that of the patterns,
-within a glob that of the suite.
+A pattern is a task's id, a glob such as `miniwob/click-*`, or one of these behind a `!`, which excludes the
+tasks that it matches. A list with only exclusions selects all other tasks. Tasks come in the order of the
+patterns, and within a glob in the order of the suite.
 """
 
 from __future__ import annotations
@@ -34,10 +33,11 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Protocol, get_args, runtime_checkable
 
+from bus.error_texts import did_you_mean, one_line
 from bus.errors import DartError, TaskError
 from envs.contract.base import GuiEnv, Split, Task, task_of
 from envs.contract.methods import NEEDED, describe, missing_names
-from envs.contract.own_code import did_you_mean, load_own, one_line
+from envs.contract.own_code import load_own
 
 SHIPPED: dict[str, str] = {
     "android": "envs.suites.android.env:AndroidSuite",
@@ -51,12 +51,12 @@ SHIPPED: dict[str, str] = {
     "osworld": "envs.suites.osworld.suite:OsworldSuite",
     "recall": "envs.suites.embedded.suites:RecallSuite",
 }
-"""Name -> `module:attribute`, where the attribute is a Suite or a class that makes one."""
+"""Name -> `module:attribute`; the attribute is a Suite or a class of one."""
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 EXPLORED = "explored"
-"""`explored:FOLDER` is the suite of a folder that `dart explore tasks` made."""
+"""The prefix of `explored:FOLDER`, the suite of a folder that `dart explore tasks` made."""
 
 MADE_OF: dict[str, tuple[str, str]] = {
     EXPLORED: ("envs.suites.explored.env:ExploredSuite", "FOLDER"),
@@ -65,16 +65,16 @@ MADE_OF: dict[str, tuple[str, str]] = {
     "openenv": ("envs.suites.openenv.env:OpenenvSuite", "PROFILE"),
     "served": ("envs.suites.served:ServedSuite", "FILE.toml"),
 }
-"""Prefix -> the class that makes a suite of what stands behind `prefix:`, and what that is."""
+"""Prefix -> the class of the suites `prefix:ARGUMENT`, and what the argument is."""
 
 
 @runtime_checkable
 class Suite(Protocol):
-    """Tasks that one kind of environment plays."""
+    """A set of tasks that one kind of environment plays."""
 
     @property
     def name(self) -> str:
-        """Unique name; every task's `suite` field."""
+        """The unique name, which every task has in its field `suite`."""
         ...
 
     @property
@@ -83,16 +83,16 @@ class Suite(Protocol):
         ...
 
     def make_env(self) -> GuiEnv:
-        """Return a fresh environment, which starts nothing before its first reset.
+        """Return a new environment, which starts nothing before its first reset.
 
-        May take keyword options, each with a default; raises TaskError for an invalid value. For
-        `observe`, which no user sets among them, see check_observe.
+        The method may take keyword options, each with a default, and raises TaskError for an invalid value.
+        The option `observe` is not set by users; see check_observe.
         """
         ...
 
 
 def suite_names() -> list[str]:
-    """Return the suites that ship with dart."""
+    """Return the names of the suites that ship with dart."""
     return sorted(SHIPPED)
 
 
@@ -100,15 +100,14 @@ def suite_names() -> list[str]:
 def load_suite(name: str) -> Suite:
     """Return the suite called `name`: a shipped one, `package.module:Attribute` or `file.py:Attribute`.
 
-    `explored:FOLDER` and other prefixes of MADE_OF are suites of what they name. Raises TaskError if there
-    is none, or if it is not a Suite.
+    `explored:FOLDER` and names with other prefixes of MADE_OF are suites made from their argument. Raises
+    TaskError if there is no such suite, or if the object is not a Suite.
     """
     prefix, _, of = name.partition(":")
-    if prefix in MADE_OF and (
-        of or prefix not in SHIPPED
-    ):  # each class is imported here: some load another suite from this module
+    if prefix in MADE_OF and (of or prefix not in SHIPPED):
         return _made_of(prefix, of)
-    if ":" not in name and "." not in name:  # a dot: a module or a file, whose class is missing
+    # A name with a dot is a module or a file whose class is missing: load_own reports that.
+    if ":" not in name and "." not in name:
         if name not in SHIPPED:
             also = ", ".join(f"{prefix}:{what}" for prefix, (_, what) in MADE_OF.items())
             raise TaskError(
@@ -121,10 +120,10 @@ def load_suite(name: str) -> Suite:
 
 
 def make_env(suite: str, *, observe: Sequence[str] = (), **options: object) -> GuiEnv:
-    """Return an environment that plays `suite`; `options` are that suite's own (size, encoding, ...).
+    """Return an environment that plays `suite`; `options` are the suite's own (size, encoding, ...).
 
     `observe` names the texts that its observations have beside the screenshot (ObservedKind).
-    Raises TaskError for an unknown suite, option or text.
+    Raises TaskError for an unknown suite, option or kind of text.
     """
     check_options(suite, options)
     check_observe(suite, observe)
@@ -140,20 +139,20 @@ def make_env(suite: str, *, observe: Sequence[str] = (), **options: object) -> G
 
 
 def check_observe(suite: str, observe: Iterable[str]) -> None:
-    """Raise TaskError for a text that the suite's environments do not give.
+    """Raise TaskError for a kind of text that the suite's environments do not give.
 
-    A suite that gives any has an attribute `observes`, their kinds, and an option `observe` of
-    `make_env`, which gets those that are asked for.
+    A suite that gives texts has an attribute `observes` with their kinds; its `make_env` has an option
+    `observe`, which gets the kinds that are requested.
     """
-    given = tuple(getattr(load_suite(suite), "observes", ()))
+    offered = tuple(getattr(load_suite(suite), "observes", ()))
     for kind in observe:
-        if kind not in given:
-            also = f"screenshots, {', '.join(given)}" if given else "screenshots alone"
+        if kind not in offered:
+            also = f"screenshots, {', '.join(offered)}" if offered else "screenshots alone"
             raise TaskError(f"suite {suite} gives no {kind!r}; it gives {also}")
 
 
 def check_options(suite: str, options: Collection[str]) -> None:
-    """Raise TaskError for an option that the suite's environments do not take; starts none.
+    """Raise TaskError for an option that the suite's environments do not take. Starts no environment.
 
     A suite whose `make_env` has a `**parameter` checks its options itself.
     """
@@ -162,17 +161,17 @@ def check_options(suite: str, options: Collection[str]) -> None:
     parameters = inspect.signature(load_suite(suite).make_env).parameters.values()
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
         return
-    known = [
+    names = [
         parameter.name
         for parameter in parameters
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         and parameter.name != "observe"
     ]
     for option in options:
-        if option not in known:
+        if option not in names:
             raise TaskError(
-                f"suite {suite} has no option {option!r}{did_you_mean(option, known)}; "
-                f"its options are {', '.join(known) or 'none'}"
+                f"suite {suite} has no option {option!r}{did_you_mean(option, names)}; "
+                f"its options are {', '.join(names) or 'none'}"
             )
 
 
@@ -182,21 +181,21 @@ def check_parts(
     tasks: Collection[str] | None = None,
     observe: Sequence[str] = (),
 ) -> None:
-    """Raise MissingPartError where a browser, package or program is missing that `suite` needs.
+    """Raise MissingPartError if a browser, package or program is missing that `suite` needs.
 
-    For suites that have a `check_parts(**options)`; one that also has a parameter `tasks` is told the
-    ids that are to be played (None: all). Starts no environment.
+    This calls the suite's `check_parts(**options)`, if it has one. If that has a parameter `tasks`, it gets
+    the ids of the tasks to play (None: all). Starts no environment.
     """
-    given = {"observe": tuple(observe)} if observe else {}
-    _call_hook(suite, "check_parts", {**options, **given}, {"tasks": tasks})
+    texts = {"observe": tuple(observe)} if observe else {}
+    _call_hook(suite, "check_parts", {**options, **texts}, {"tasks": tasks})
 
 
 def longest_reset_s(suite: str, options: Mapping[str, Any]) -> float:
-    """Return the seconds that a reset may take by the suite's own options; 0 where the suite does not say.
+    """Return the seconds that a reset may take with these options; 0 if the suite has no such limit.
 
-    For suites that have a `longest_reset_s(**options)`, which gets those that it takes: without a longer deadline a
-    reset is given up that goes on. Waits in queues (envs/contract/queueing.py) do not count. Raises TaskError for a value that
-    cannot be used.
+    This calls the suite's `longest_reset_s(**options)`, if it has one, with the options that it takes. The
+    deadline of a reset must be longer, or a reset is given up that would have succeeded. Waits in queues
+    (envs/contract/queueing.py) do not count. Raises TaskError for a value that is no number of seconds.
     """
     longest_s = _call_hook(suite, "longest_reset_s", options)
     if longest_s is None:
@@ -210,12 +209,12 @@ def longest_reset_s(suite: str, options: Mapping[str, Any]) -> float:
 
 
 def _call_hook(
-    suite: str, method: str, options: Mapping[str, Any], named: Mapping[str, Any] = _NOTHING
+    suite: str, method: str, options: Mapping[str, Any], extras: Mapping[str, Any] = _NOTHING
 ) -> Any:
-    """Return what an optional method of a suite returns; None where it has none.
+    """Call an optional method of a suite and return its result; return None if the suite has no such method.
 
-    It is given those of `options` that it takes, and of `named` those that it names. Raises TaskError where it
-    cannot be called, and what it raises on purpose.
+    The method gets the `options` and `extras` that it has parameters for (`options` all if it has
+    `**options`). Raises TaskError if it cannot be called or fails; a DartError that it raises is passed on.
     """
     hook = getattr(load_suite(suite), method, None)
     if hook is None:
@@ -226,10 +225,14 @@ def _call_hook(
         )
     try:
         parameters = inspect.signature(hook).parameters
-        takes_all = any(each.kind == each.VAR_KEYWORD for each in parameters.values())
-        given = {name: value for name, value in options.items() if takes_all or name in parameters}
-        given |= {name: value for name, value in named.items() if name in parameters}
-        return hook(**given)
+        takes_all = any(
+            parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()
+        )
+        arguments = {
+            name: value for name, value in options.items() if takes_all or name in parameters
+        }
+        arguments |= {name: value for name, value in extras.items() if name in parameters}
+        return hook(**arguments)
     except DartError:
         raise
     except Exception as error:
@@ -237,10 +240,10 @@ def _call_hook(
 
 
 def find_task(suite: str, task_id: str) -> Task:
-    """One task of a suite. Raises TaskError if there is none, with the closest id or the reason.
+    """Return a task of a suite. Raises TaskError if there is none, with the closest id or the reason.
 
-    Reasons are those of a mapping `left_out`, which a suite may have, by task id: what is told of an
-    evaluation, too. Or of one `elsewhere`: tasks of packages that are not installed, no part of the suite here.
+    A suite may have two mappings of task ids to reasons: `left_out`, for tasks that are not played at all (an
+    evaluation reports them too), and `elsewhere`, for tasks of packages that are not installed here.
     """
     loaded = load_suite(suite)
     reasons = ChainMap(*(getattr(loaded, name, {}) for name in ("left_out", "elsewhere")))
@@ -263,14 +266,14 @@ def _made_of(prefix: str, of: str) -> Suite:
 
 def _as_suite(name: str, path: str) -> Suite:
     suite = load_own("suite", name, path, method="make_env")
-    if ":" in name:  # one of ours may read its tasks late
+    if ":" in name:  # a suite that ships with dart may read its tasks later
         _check_own(name, suite, path.rpartition(":")[2])
     assert isinstance(suite, Suite)
     return suite
 
 
 def _check_own(name: str, suite: object, attribute: str) -> None:
-    """Raise TaskError for an own suite that lacks a part, or whose part breaks or is of another type."""
+    """Raise TaskError for a user's suite that lacks a part, or whose part fails or has the wrong type."""
     try:
         lacking = missing_names(suite, ("name", "tasks", "make_env"))
     except (Exception, SystemExit) as error:
@@ -290,7 +293,7 @@ def _check_own(name: str, suite: object, attribute: str) -> None:
 
 
 def _check_tasks(name: str, tasks: object) -> None:
-    """Raise TaskError for an own suite's `tasks` that are no mapping of ids to tasks."""
+    """Raise TaskError if the `tasks` of a user's suite are not a mapping of ids to valid tasks."""
     if not isinstance(tasks, Mapping):
         raise TaskError(
             f"suite {name}: tasks must be a mapping of ids to tasks, {{task.id: task}}, "
@@ -298,15 +301,15 @@ def _check_tasks(name: str, tasks: object) -> None:
         )
     for task_id, task in tasks.items():
         if not isinstance(task, Task) or task.id != task_id:
-            got = f"one with the id {task.id!r}" if isinstance(task, Task) else describe(task)
+            actual = f"one with the id {task.id!r}" if isinstance(task, Task) else describe(task)
             raise TaskError(
-                f"suite {name}: tasks[{task_id!r}] must be the Task of that id, got {got}"
+                f"suite {name}: tasks[{task_id!r}] must be the Task of that id, got {actual}"
             )
-        for field, (is_right, wanted) in _FIELDS.items():
+        for field, (is_right, rule) in _FIELDS.items():
             value: object = getattr(task, field)
             if not is_right(value):
                 raise TaskError(
-                    f"suite {name}: tasks[{task_id!r}].{field} must be {wanted}, got {describe(value)}"
+                    f"suite {name}: tasks[{task_id!r}].{field} must be {rule}, got {describe(value)}"
                 )
 
 
@@ -317,50 +320,54 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "feasible": (lambda value: isinstance(value, bool), "a bool"),
     "evaluated": (lambda value: isinstance(value, bool), "a bool"),
 }
-"""Fields of an own suite's tasks: whether a value can be, and what can."""
+"""Field of a task -> a check of its value, and the rule in words."""
 
 
 _WILD = frozenset("*?[")
 
 
 def is_pattern(text: str) -> bool:
-    """Whether `text` is a glob or an exclusion; else it is one task's id."""
+    """Return True if `text` is a glob or an exclusion, False if it is a task's id."""
     return text.startswith("!") or not _WILD.isdisjoint(text)
 
 
 def select_tasks(
     suite: str, patterns: Iterable[str], among: Sequence[Task] | None = None
 ) -> list[Task]:
-    """Return the tasks of `suite` that `patterns` name; no pattern names all of `among`.
+    """Return the tasks of `suite` that `patterns` name; without patterns all of `among`.
 
-    Globs choose from `among` (default all of the suite); a full id is taken from the whole
-    suite, so that the caller can report why it may not be used. Raises TaskError for a
-    pattern that names nothing, with the closest id, and if the exclusions leave nothing.
+    Globs choose from `among` (default: the whole suite). A full id is looked up in the whole suite, so that
+    the caller can report why the task may not be used. Raises TaskError, with the closest id, for a pattern
+    that names no task, and if the exclusions leave none.
     """
     everyone = list(load_suite(suite).tasks.values())
-    known = everyone if among is None else list(among)
-    wanted = list(patterns)
-    chosen: dict[str, Task] = {}
-    for pattern in wanted:
+    selectable = everyone if among is None else list(among)
+    wanted_patterns = list(patterns)
+    selected: dict[str, Task] = {}
+    for pattern in wanted_patterns:
         if not pattern.startswith("!"):
-            chosen |= {task.id: task for task in _named(suite, pattern, known, everyone)}
-    if all(pattern.startswith("!") for pattern in wanted):
-        chosen = {task.id: task for task in known}
-    for pattern in wanted:
+            selected |= {
+                task.id: task for task in _tasks_matching(suite, pattern, selectable, everyone)
+            }
+    if all(pattern.startswith("!") for pattern in wanted_patterns):
+        selected = {task.id: task for task in selectable}
+    for pattern in wanted_patterns:
         if pattern.startswith("!"):
-            for task in _named(suite, pattern[1:], everyone, everyone):
-                chosen.pop(task.id, None)
-    if wanted and not chosen:
-        raise TaskError(f"nothing is left of suite {suite} after {', '.join(wanted)}")
-    return list(chosen.values())
+            for task in _tasks_matching(suite, pattern[1:], everyone, everyone):
+                selected.pop(task.id, None)
+    if wanted_patterns and not selected:
+        raise TaskError(f"nothing is left of suite {suite} after {', '.join(wanted_patterns)}")
+    return list(selected.values())
 
 
-def _named(suite: str, pattern: str, known: Sequence[Task], everyone: Sequence[Task]) -> list[Task]:
+def _tasks_matching(
+    suite: str, pattern: str, selectable: Sequence[Task], everyone: Sequence[Task]
+) -> list[Task]:
     if not is_pattern(pattern):
         return [find_task(suite, pattern)]
-    found = [task for task in known if fnmatchcase(task.id, pattern)]
-    if found:
-        return found
+    matches = [task for task in selectable if fnmatchcase(task.id, pattern)]
+    if matches:
+        return matches
     others = [task for task in everyone if fnmatchcase(task.id, pattern)]
     if others:
         raise TaskError(
@@ -369,6 +376,6 @@ def _named(suite: str, pattern: str, known: Sequence[Task], everyone: Sequence[T
         )
     ids = [task.id for task in everyone]
     rooted = f"{ids[0].partition('/')[0]}/{pattern}" if ids else pattern
-    near = [rooted] if any(fnmatchcase(each, rooted) for each in ids) else []
+    near = [rooted] if any(fnmatchcase(task_id, rooted) for task_id in ids) else []
     hint = did_you_mean(pattern, near or ids) or (f"; did you mean {rooted!r}?" if near else "")
     raise TaskError(f"suite {suite} has no task like {pattern!r}{hint}")

@@ -1,40 +1,32 @@
-"""What an environment shows beside its widgets: screenshots, and texts.
+"""Encoded screenshots: as observations, decoded, and converted for the store.
 
-    observe       an encoded screenshot as an Observation, as JPEG if requested
-    stored_as     what an environment's screenshots become before anything sees or stores them
-    pixels_of     the whole image
-    size_of       its size, from the header alone
-    as_seen, seen_size   the same of an image that is open: every reader of pictures goes through these
-    KINDS         every kind of text, in the order of a prompt
-    Widget        one line of an accessibility tree; outline makes the text `accessibility` of them
-    bounded       a text cut to a length, which says so
-    prompt_text   all texts of one screen as one text
-
-A position in a text is `@(x,y)` in pixels of the screenshot. A policy has its own numbers for places, so
-`prompt_text` writes positions in those.
+observe     an encoded screenshot as an Observation, as JPEG if requested
+stored_as   an observation in the encoding in which everything sees and stores it
+pixels_of   an encoded image, decoded
+size_of     the size of an encoded image, from its header
+as_seen     an open image as a viewer shows it; all code that reads pictures uses this
+seen_size   the size of what `as_seen` returns
 """
 
 from __future__ import annotations
 
 import io
-import re
 import struct
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from bus.errors import ActionError, EnvError
-from envs.contract.base import Observation, ObservedKind
+from bus.errors import EnvError
+from envs.contract.base import Observation
 from envs.contract.options import ImageEncoding
 
 MEDIA_TYPES: dict[ImageEncoding, str] = {"png": "image/png", "jpeg": "image/jpeg"}
 SCREEN_JPEG_QUALITY = 85
-"""Of photographed screens: desktops, browsers, phones."""
+"""JPEG quality of captured screens: desktops, browsers, phones."""
 
 StoredEncoding = Literal["png", "webp", "jpeg"]
-"""png: whatever the suite gives."""
+"""Encoding of stored screenshots; `png` keeps the encoding that the suite gives."""
 
 _HOW: dict[StoredEncoding, dict[str, Any]] = {
     "webp": {"lossless": True, "quality": 0, "method": 1},
@@ -42,62 +34,63 @@ _HOW: dict[StoredEncoding, dict[str, Any]] = {
 }
 """WebP is lossless: a third of PNG's bytes in half the time of lossy WebP, for screens of flat colours."""
 
-_CURE = "the environment must send encoded images"
+_FIX = "the environment must send encoded images"
 BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-"""What Pillow raises for bytes that are not a whole image."""
+"""Exceptions that Pillow raises for bytes that are not a whole image."""
 
 
 def observe(image: bytes, encoding: ImageEncoding) -> Observation:
-    """Return an encoded screenshot unchanged, or as JPEG if requested. Raises EnvError."""
+    """Return an encoded screenshot as an observation: unchanged, or as JPEG if requested. Raises EnvError."""
     try:
         screen = Image.open(io.BytesIO(image))
         if encoding == "jpeg":
             into = io.BytesIO()
-            seen = as_seen(screen)
-            seen.save(into, "JPEG", quality=SCREEN_JPEG_QUALITY)
-            return Observation(into.getvalue(), MEDIA_TYPES["jpeg"], *seen.size)
+            converted = as_seen(screen)
+            converted.save(into, "JPEG", quality=SCREEN_JPEG_QUALITY)
+            return Observation(into.getvalue(), MEDIA_TYPES["jpeg"], *converted.size)
     except (UnidentifiedImageError, OSError, ValueError) as error:
         raise EnvError(f"the screenshot cannot be read: {error}") from error
     media_type = Image.MIME.get(screen.format or "", MEDIA_TYPES["png"])
     return Observation(image, media_type, *seen_size(screen))
 
 
-def stored_as(seen: Observation, encoding: StoredEncoding) -> Observation:
-    """Return the observation as it is kept: encoded once, where the environment runs. Raises EnvError.
+def stored_as(observation: Observation, encoding: StoredEncoding) -> Observation:
+    """Return the observation with its screenshot in the encoding of the store. Raises EnvError.
 
-    The policy samples from these bytes, the store keeps them, and the trainer computes from them: what
-    a lossy encoding changes, it changes for all three alike.
+    The environment process calls this once for each screenshot. The policy samples from these bytes, the
+    store keeps them and the trainer computes from them, so that a lossy encoding changes the same for all
+    three.
     """
-    if encoding == "png" or seen.media_type == f"image/{encoding}":
-        return seen
+    if encoding == "png" or observation.media_type == f"image/{encoding}":
+        return observation
     into = io.BytesIO()
     try:
-        pixels_of(seen.screenshot).save(into, encoding.upper(), **_HOW[encoding])
+        pixels_of(observation.screenshot).save(into, encoding.upper(), **_HOW[encoding])
     except (OSError, ValueError) as error:
         raise EnvError(f"the screenshot cannot be written as {encoding}: {error}") from None
-    return replace(seen, screenshot=into.getvalue(), media_type=f"image/{encoding}")
+    return replace(observation, screenshot=into.getvalue(), media_type=f"image/{encoding}")
 
 
 def pixels_of(image: bytes) -> Image.Image:
-    """Return an encoded image, whole, as RGB. Raises EnvError."""
+    """Return an encoded image, decoded, as RGB. Raises EnvError if it is not a whole image."""
     try:
         with Image.open(io.BytesIO(image)) as opened:
             return as_seen(opened)
     except BROKEN as error:
-        raise EnvError(f"the screenshot cannot be decoded: {error}; {_CURE}") from None
+        raise EnvError(f"the screenshot cannot be decoded: {error}; {_FIX}") from None
 
 
 def size_of(image: bytes) -> tuple[int, int]:
-    """Width and height of an encoded image, pixels, from its header alone. Raises EnvError."""
+    """Return width and height of an encoded image in pixels, from its header alone. Raises EnvError."""
     try:
         with Image.open(io.BytesIO(image)) as opened:
             return seen_size(opened)
     except UnidentifiedImageError:
         raise EnvError(
-            f"a screenshot of {len(image)} bytes is no PNG, JPEG or WebP image; {_CURE}"
+            f"a screenshot of {len(image)} bytes is no PNG, JPEG or WebP image; {_FIX}"
         ) from None
     except BROKEN as error:
-        raise EnvError(f"the screenshot cannot be read: {error}; {_CURE}") from None
+        raise EnvError(f"the screenshot cannot be read: {error}; {_FIX}") from None
 
 
 _TURNS = {
@@ -109,15 +102,16 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What an orientation of EXIF does to a picture. The last four exchange its sides."""
+"""EXIF orientation -> the operation that undoes it. The last four exchange width and height."""
 _SIDES_EXCHANGED = 5
 _HOLD_EXIF = frozenset({"exif", "Raw profile type exif", "XML:com.adobe.xmp"})
 
 
 def as_seen(image: Image.Image) -> Image.Image:
-    """Return an open image as a viewer shows it, RGB: turned as its EXIF says, on white where it is transparent.
+    """Return an open image as a viewer shows it, as RGB.
 
-    Of 16 bits the upper eight are kept.
+    It is turned according to its EXIF, and transparent parts become white. Of 16 bits the upper eight are
+    used.
     """
     turn = _TURNS.get(_orientation(image))
     if image.mode.startswith("I"):
@@ -130,15 +124,15 @@ def as_seen(image: Image.Image) -> Image.Image:
 
 
 def seen_size(image: Image.Image) -> tuple[int, int]:
-    """Return width and height of what `as_seen` gives, from the header alone."""
+    """Return width and height of the image that `as_seen` would return, from the header alone."""
     width, height = image.size
     return (height, width) if _orientation(image) >= _SIDES_EXCHANGED else (width, height)
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the orientation that EXIF names, 1 to 8; 1 where there is none that can be read."""
+    """Return the EXIF orientation, 1 to 8; 1 if there is none or it cannot be read."""
     if image.format == "PNG" and _HOLD_EXIF.isdisjoint(image.info):
-        return 1  # Pillow would decode the whole picture to look behind it
+        return 1  # there is no EXIF before the pixels; to look behind them, Pillow would decode them all
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except (*BROKEN, struct.error, KeyError, TypeError, IndexError):
@@ -150,77 +144,3 @@ def _on_white(image: Image.Image) -> Image.Image:
     if image.getchannel("A").getextrema() == (255, 255):
         return image
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-
-
-KINDS: tuple[ObservedKind, ...] = get_args(ObservedKind)
-
-MOST_CHARS = 200_000
-"""Characters of one text that leave an environment."""
-
-_HEADINGS: Mapping[ObservedKind, str] = {
-    "accessibility": "Accessibility tree (role, name, text, position):",
-    "terminal": "Terminal:",
-}
-_POSITION = re.compile(r"@\(([0-9]{1,5}),([0-9]{1,5})\)")
-_LONGEST_NAME = 200  # characters of one widget's name or text
-
-
-class Widget(NamedTuple):
-    """What an application reports of one widget that is on the screen."""
-
-    role: str
-    name: str
-    text: str
-    box: tuple[int, int, int, int] | None  # left, top, width, height, in pixels of the screenshot
-
-
-def outline(widgets: Iterable[Widget]) -> str:
-    """Return a line for each widget that has a name or a text: role, both, and the middle of its box."""
-    return "\n".join(_line(widget) for widget in widgets if widget.name or widget.text)
-
-
-def bounded(kind: ObservedKind, text: str, most: int) -> str:
-    """At most `most` characters: the first of a tree, the newest of a terminal. Says where it is cut."""
-    if len(text) <= most:
-        return text
-    if kind == "terminal":
-        return f"[cut to the last {most} characters]\n{text[-most:]}"
-    return f"{text[:most]}\n[cut to the first {most} characters]"
-
-
-def prompt_text(
-    texts: Mapping[ObservedKind, str], most: int, to_model: Callable[[int, int], tuple[int, int]]
-) -> str:
-    """Return the texts that are not empty, each under its heading and at most `most` characters long.
-
-    `to_model` gives a policy's numbers for a pixel; it raises ActionError for one beyond the screen.
-    """
-
-    def position(found: re.Match[str]) -> str:
-        try:
-            x, y = to_model(int(found[1]), int(found[2]))
-        except ActionError:
-            return found[0]
-        return f"@({x},{y})"
-
-    shown = {kind: texts[kind].strip() for kind in KINDS if kind in texts}
-    return "\n\n".join(
-        f"{_HEADINGS[kind]}\n{bounded(kind, _POSITION.sub(position, text), most)}"
-        for kind, text in shown.items()
-        if text
-    )
-
-
-def _line(widget: Widget) -> str:
-    words = [widget.role, *(_quoted(each) for each in (widget.name, widget.text) if each)]
-    if widget.text == widget.name:
-        words = words[:2]
-    if widget.box is not None:
-        left, top, width, height = widget.box
-        words.append(f"@({max(0, left + width // 2)},{max(0, top + height // 2)})")
-    return " ".join(words)
-
-
-def _quoted(text: str) -> str:
-    text = " ".join(text.split())
-    return f'"{text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 3] + "..."}"'

@@ -1,10 +1,10 @@
-"""Tasks of environments that are not ours: agents of other programs play them through `dart serve`.
+"""Tasks of other programs' environments, which their agents play through `dart serve`.
 
-    ServedSuite   `served:tasks.toml`, the suite of a file that lists them
+    ServedSuite   `served:tasks.toml`, the suite of a file that lists such tasks
 
-The file, in TOML; of a task only its id is needed:
+The file is in TOML; only the id of a task is required:
 
-    max_steps = 30                  # of tasks that name none
+    max_steps = 30                  # for tasks without their own
 
     [[tasks]]
     id = "chrome/bb5e4c0d"
@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bus.errors import MissingPartError, TaskError
 from envs.contract.base import GuiEnv, Split, Task
-from envs.contract.options import read_toml
+from envs.tools.textfiles import read_toml
 
 _Steps = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 MOST_TASKS = 100_000
@@ -45,7 +45,7 @@ class _File(BaseModel):
 
 
 class ServedSuite:
-    """The tasks of a file; it has no environment of ours. Raises TaskError for a mistake in the file."""
+    """The tasks of a file, without an environment. Raises TaskError for a mistake in the file."""
 
     name = "served"
 
@@ -53,22 +53,22 @@ class ServedSuite:
         self._path = Path(path)
         file = read_toml(self._path, _File)
         self.tasks: dict[str, Task] = {}
-        for number, each in enumerate(file.tasks):
-            if not each.id.isprintable() or not each.id.strip():
-                raise TaskError(f"{path}: tasks.{number}.id must be printable, got {each.id!r}")
-            if each.id in self.tasks:
-                raise TaskError(f"{path}: tasks.{number}: {each.id!r} is listed twice")
-            steps = each.max_steps or file.max_steps
-            self.tasks[each.id] = Task(
-                each.id, self.name, each.instruction, max_steps=steps, split=each.split
+        for number, entry in enumerate(file.tasks):
+            if not entry.id.isprintable() or not entry.id.strip():
+                raise TaskError(f"{path}: tasks.{number}.id must be printable, got {entry.id!r}")
+            if entry.id in self.tasks:
+                raise TaskError(f"{path}: tasks.{number}: {entry.id!r} is listed twice")
+            steps = entry.max_steps or file.max_steps
+            self.tasks[entry.id] = Task(
+                entry.id, self.name, entry.instruction, max_steps=steps, split=entry.split
             )
 
     def make_env(self) -> GuiEnv:
-        """There is none. Raises TaskError."""
+        """Raise TaskError, since dart has no environment for these tasks."""
         raise TaskError(self._played_elsewhere())
 
     def check_parts(self) -> None:
-        """Raise MissingPartError: no environment of ours plays these tasks."""
+        """Raise MissingPartError, since dart has no environment for these tasks."""
         raise MissingPartError(self._played_elsewhere())
 
     def _played_elsewhere(self) -> str:

@@ -1,9 +1,13 @@
-"""Tools that several suites are built with.
+"""Parts with which several suites are built.
 
-inputs          mouse and keyboard as events: one state machine, one table of key names
-taskfile        task files in OSWorld's JSON schema, and how they are judged
-atspi_tree      an accessibility tree as nodes for an explorer
-child_program   a program in another interpreter, asked over its pipes
-process_tree    a process with all processes that it started
-remote/         what environments behind a server share: addresses, replies, screenshots
+inputs           mouse and keyboard as events: one state machine, one table of key names
+taskfile         task files in OSWorld's JSON schema, and the verdicts of their checks
+textfiles        text files as other programs write them: encodings, line ends, TOML
+atspi_tree       an accessibility tree as nodes for an explorer
+resource_pools   guests or devices that an option names, each used by one slot at a time
+child_program    a program in another interpreter that answers requests over its pipes
+process_tree     a process with all processes that it started
+chromium         a headless Chromium process with its own profile
+miniwob_pages    the pages of MiniWoB++'s tasks
+remote/          parts of environments behind a server: addresses, replies, screenshots
 """

@@ -1,11 +1,12 @@
-"""A program of ours in another interpreter, asked over its pipes, with deadlines.
+"""A program of dart in another interpreter, which answers requests over its pipes within deadlines.
 
-    ChildProgram   started at the first request, killed with all that it started if it hangs
+    ChildProgram   the process: started at the first request; if it hangs, killed with all that it started
     find_named     the interpreter that an option or a variable names
 
-For libraries whose pins exclude ours. The program is run as `python -c SOURCE` and never imported; it gets
-a JSON line for each request on stdin, and answers on its original stdout with a JSON line. Where the line has
-`blobs`, a list of lengths, so many bytes follow it. Its stderr is a log.
+It serves libraries whose version pins exclude those of dart. The program is run as `python -c SOURCE` and
+is never imported. For each request it reads a JSON line on stdin and writes a JSON line to its original
+stdout. If that line has `blobs`, a list of lengths, that many bytes follow it. The stderr of the program is
+its log.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ _LOG_TAIL = 4096
 Answer = tuple[dict[str, Any], list[bytes]]
 
 
-def find_named(named: str) -> str | None:
-    """Return the interpreter called `named`, as an absolute path; None if there is none.
+def find_named(name: str) -> str | None:
+    """Return the absolute path of the interpreter called `name`; None if there is none.
 
-    Not resolved: a venv's interpreter is a link out of it.
+    Links are not followed, since a venv's interpreter is a link out of the venv.
     """
-    found = shutil.which(Path(named).expanduser())
-    return None if found is None else str(Path(found).absolute())
+    path = shutil.which(Path(name).expanduser())
+    return None if path is None else str(Path(path).absolute())
 
 
 class ChildProgram:
-    """One such process; not thread-safe: one slot owns it. Raises EnvError.
+    """The process of a program; not thread-safe: one slot owns it. Raises EnvError.
 
-    It works in `folder`, with `variables` added to its environment.
+    It runs in `folder`, with `variables` added to its environment.
     """
 
     def __init__(
@@ -67,12 +68,12 @@ class ChildProgram:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if there is one that runs."""
+        """The process id; None if no process runs."""
         process = self._process
         return None if process is None or process.poll() is not None else process.pid
 
     def start(self) -> None:
-        """Start the process if none runs; returns at once."""
+        """Start the process if none runs, and return at once."""
         if self.pid is not None:
             return
         self.end()
@@ -90,10 +91,10 @@ class ChildProgram:
             raise EnvError(f"cannot start {self._command[0]}: {error.strerror}") from error
 
     def ask(self, request: Mapping[str, Any], deadline_s: float, what: str) -> Answer:
-        """Return the answer to a request, and its blobs; starts the process if none runs.
+        """Return the answer to a request and its blobs. The process is started if none runs.
 
-        Raises EnvError, with `what` was asked, for an answer that is an error, for one that does not come in time
-        and for a process that ended; the last two end all that it started.
+        Raises EnvError, which names the request by `what`, if the answer is an error, if it does not come in
+        time, and if the process ends. In the last two cases everything that the process started is killed.
         """
         self.start()
         until = time.monotonic() + deadline_s
@@ -113,7 +114,7 @@ class ChildProgram:
             self.end()
             raise EnvError(f"{what}: its process ended: {self.last_line() or error}") from error
         except BaseException:
-            self.end()  # half an answer may be on its way
+            self.end()  # part of an answer may still come
             raise
         if "error" in answer:
             raise EnvError(f"{what}: {answer['error']}")
@@ -128,13 +129,13 @@ class ChildProgram:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def end(self) -> None:
-        """Kill the process and what it started, if any."""
+        """Kill the process and all processes that it started."""
         process, self._process = self._process, None
         self._rest = b""
         if process is None:
             return
         kill_tree(process.pid)
-        with suppress(ProcessLookupError):  # what is left of one that ended by itself
+        with suppress(ProcessLookupError):  # the rest of the group, if the process itself has ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         for pipe in (process.stdin, process.stdout):

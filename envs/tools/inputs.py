@@ -1,11 +1,11 @@
 """Mouse and keyboard as events: one state machine, and one table of key names, for every suite.
 
-    canonical      the one name of a key, whatever it is called
+    canonical      the canonical name of a key, from any of its names
     is_shifted     whether a US keyboard writes a character with shift
-    InputMachine   actions as events; knows what is down, and where the pointer is
+    InputMachine   converts actions into events; keeps what is down, and the pointer's place
     Moved, Button, Wheel, Key, Text   the events, which a suite performs
 
-A button, and a wheel, is told with its place; the pointer may have been elsewhere before.
+Button and Wheel events have their place, since the pointer may have been elsewhere before.
 """
 
 from __future__ import annotations
@@ -45,35 +45,38 @@ SAME_KEY = {
     "arrow_down": "down", "arrow_left": "left", "arrow_right": "right", "caps_lock": "capslock",
     "num_lock": "numlock", "scroll_lock": "scrolllock", "print_screen": "printscreen", "plus": "+",
 }  # fmt: skip
-"""What keys are also called -> their names here (envs.contract.actions.KeyPress)."""
+"""Other name of a key -> its name here (envs.contract.actions.KeyPress)."""
 
 PLAIN, SHIFTED = "`1234567890-=[]\\;',./", '~!@#$%^&*()_+{}|:"<>?'
-"""What the keys of a US keyboard write beside letters, without and with shift."""
+"""Characters that the keys of a US keyboard write beside letters, without and with shift."""
 
 Point = tuple[int, int]
 """Pixels of the screenshot."""
 
 
 def canonical(key: str) -> str:
-    """Return the one name of a key; a single character names itself."""
+    """Return the canonical name of a key; a single character is its own name."""
     return SAME_KEY.get(key.lower(), key.lower()) if len(key) > 1 else key
 
 
 def is_shifted(key: str) -> bool:
-    """Whether the key that writes a character of a US keyboard writes it with shift."""
+    """Return True if a US keyboard writes this character with shift."""
     return len(key) == 1 and (key in SHIFTED or "A" <= key <= "Z")
 
 
 @dataclass(frozen=True)
 class Moved:
-    """The pointer moves; in several strides while a button is down, as pages and windows track the path."""
+    """The pointer moves.
+
+    While a button is down it moves in several strides, since pages and windows track the path.
+    """
 
     begin: Point
     end: Point
     strides: int = 1
 
     def points(self) -> list[tuple[float, float]]:
-        """Return the points on the way, the last is `end`."""
+        """Return the points on the way; the last one is `end`."""
         (x0, y0), (x1, y1), count = self.begin, self.end, self.strides
         parts = [n / count for n in range(1, count + 1)]
         return [(x0 + (x1 - x0) * part, y0 + (y1 - y0) * part) for part in parts]
@@ -86,7 +89,7 @@ class Button:
     name: MouseButton
     down: bool
     at: Point
-    count: int = 1  # of clicks in quick succession, with this one
+    count: int = 1  # this is so many clicks in quick succession
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Text:
-    """A text is typed; a line ends with a single newline."""
+    """A text is typed; its lines end with one newline character each."""
 
     text: str
 
@@ -118,18 +121,20 @@ Event = Moved | Button | Wheel | Key | Text
 
 @dataclass
 class InputMachine:
-    """Mouse and keyboard of one screen, over the actions of an episode."""
+    """The mouse and keyboard of one screen, over the actions of one episode."""
 
     stride: float  # most pixels between the moves of a drag
-    knows: Callable[[str], bool]  # whether the keyboard has a key, by its canonical name
-    adds_shift: bool = False  # whether a shifted character is pressed with shift
+    has_key: Callable[[str], bool]  # returns True if the keyboard has a key, by its canonical name
+    adds_shift: bool = False  # press shift too for a character that needs it
     most_notches: int = MOST_NOTCHES
     pointer: Point = (0, 0)
-    buttons: list[MouseButton] = field(default_factory=list)  # that are down
-    keys: list[str] = field(default_factory=list)  # likewise, in the order of their presses
+    buttons: list[MouseButton] = field(default_factory=list)  # the buttons that are down
+    keys: list[str] = field(
+        default_factory=list
+    )  # the keys that are down, in the order of their presses
 
     def events_of(self, action: Action) -> Iterator[Event]:
-        """Return what performs `action`; nothing for one that uses neither mouse nor keyboard."""
+        """Return the events that perform `action`; none if it uses neither mouse nor keyboard."""
         match action:
             case Click(button=button, modifiers=held):
                 return self._holding(held, self._click((action.x, action.y), button, 1))
@@ -159,7 +164,7 @@ class InputMachine:
                 return iter(())
 
     def release(self, at: Point | None = None) -> Iterator[Event]:
-        """Everything that is down goes up, the buttons `at` a place or where the pointer is."""
+        """Yield events that release every button and key, the buttons `at` a place or at the pointer."""
         self.pointer = at or self.pointer
         for button in [*self.buttons]:
             yield from self._release(self.pointer, button)
@@ -168,7 +173,7 @@ class InputMachine:
     # --- mouse ---
 
     def _at(self, action: MouseDown | MouseUp) -> Point:
-        """Its place; where the pointer is, if it has none."""
+        """Return the place of an action, or the pointer's if it has none."""
         return self.pointer if action.x is None or action.y is None else (action.x, action.y)
 
     def _move(self, to: Point) -> Iterator[Event]:
@@ -177,7 +182,7 @@ class InputMachine:
         yield Moved(begin, to, strides if self.buttons else 1)
 
     def _press(self, at: Point, button: MouseButton, count: int = 1) -> Iterator[Event]:
-        """Yield a button that is down already is only moved."""
+        """Yield events that press a button; one that is down already is only moved."""
         if self.buttons and at != self.pointer:
             yield from self._move(at)
         self.pointer = at
@@ -186,7 +191,7 @@ class InputMachine:
             yield Button(button, True, at, count)
 
     def _release(self, at: Point, button: MouseButton, count: int = 1) -> Iterator[Event]:
-        """Yield a button that is not down stays so."""
+        """Yield events that release a button, if it is down."""
         if at != self.pointer:
             yield from self._move(at)
         if button in self.buttons:
@@ -213,16 +218,16 @@ class InputMachine:
     # --- keyboard ---
 
     def _chord(self, keys: Iterable[str]) -> list[str]:
-        """Keys in the order of their presses; none if one of them is unknown."""
+        """Return canonical key names in the order of their presses; none if one of them is unknown."""
         names = [canonical(key) for key in keys]
-        if not all(map(self.knows, names)):
+        if not all(map(self.has_key, names)):
             return []
         if self.adds_shift and "shift" not in names and any(map(is_shifted, names)):
             names.insert(0, "shift")
         return names
 
     def _holding(self, keys: Sequence[str], events: Iterable[Event] = ()) -> Iterator[Event]:
-        """`events` with keys held; those that were down before stay down."""
+        """Yield `events` with keys held around them; keys that were down before stay down."""
         fresh = [key for key in self._chord(keys) if key not in self.keys]
         yield from self._keys_down(fresh)
         yield from events
@@ -242,6 +247,6 @@ class InputMachine:
 
 
 def _thinned(path: Sequence[Point]) -> Sequence[Point]:
-    """At most MOST_POINTS of a path, its ends among them."""
+    """Return at most MOST_POINTS points of a path, with both its ends."""
     step = -(-len(path) // (MOST_POINTS - 1))
     return [*path[:-1:step], path[-1]]

@@ -1,9 +1,9 @@
 """A process with all processes that it started, however deep.
 
-adopt_orphans   from now on what this process's descendants leave behind stays its descendant
-descendants     pids below a process, in whatever session or group
-kill_below      ends all of them
-kill_tree       ends the process, too
+adopt_orphans   makes this process the parent of the processes that its descendants leave behind
+descendants     the pids below a process, in any session or group
+kill_below      kills all processes below a process
+kill_tree       kills a process and all processes below it
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def adopt_orphans() -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the pids of all processes below `pid`, zombies not among them."""
+    """Return the pids of all processes below `pid`, without zombies."""
     return [process.pid for process in _below(pid)]
 
 
 def kill_tree(pid: int) -> None:
-    """End `pid` and everything below it; returns at once, zombies are left for their parents."""
+    """Kill `pid` and everything below it, and return at once; their parents reap the zombies."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         process.suspend()  # so that it starts nothing more, and still holds what it adopted
@@ -39,7 +39,7 @@ def kill_tree(pid: int) -> None:
 
 
 def kill_below(pid: int) -> None:
-    """End everything below `pid`, which should start nothing meanwhile."""
+    """Kill everything below `pid`, which should start nothing meanwhile."""
     for _ in range(_ROUNDS):
         below = _below(pid)
         if not below:
@@ -51,26 +51,28 @@ def kill_below(pid: int) -> None:
 
 def _below(pid: int) -> list[psutil.Process]:
     try:
-        found = psutil.Process(pid).children(recursive=True)
+        processes = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-    except psutil.AccessDenied:  # some process of this host is not ours to read: hidepid=1, proc(5)
-        found = _readable_below(pid)
-    return [process for process in found if _lives(process)]
+    except (
+        psutil.AccessDenied
+    ):  # this user may not read some process of the host (hidepid=1, proc(5))
+        processes = _readable_below(pid)
+    return [process for process in processes if _lives(process)]
 
 
 def _readable_below(pid: int) -> list[psutil.Process]:
-    """As `children` finds them, among the processes that may be read; slower."""
+    """Return the processes below `pid` among those that this user may read; slower than `children`."""
     psutil.process_iter.cache_clear()  # it leaves out a pid that was reused since the last call
     children: dict[int | None, list[psutil.Process]] = {}
     for process in psutil.process_iter(["ppid"]):
         children.setdefault(process.info["ppid"], []).append(process)
-    found, waiting = [], [pid]
+    processes, waiting = [], [pid]
     while waiting:
         below = children.get(waiting.pop(), [])
-        found += below
+        processes += below
         waiting += [process.pid for process in below]
-    return found
+    return processes
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -1,18 +1,20 @@
-"""Task files in OSWorld's JSON schema: read, checked, and all their errors collected.
+"""Task files in OSWorld's JSON schema: read and checked; the errors of all files are collected.
 
-    TaskFile       one file: goal, set-up, evaluator, and what we add (split, solution, near misses)
-    Evaluator      checks joined by `and` or `or`, with what to do before them
-    load_tasks     a folder of files -> the good ones by id, and an error for each other one
-    read_task      one decoded file
-    read_ids       a list of ids from a file, such as OSWorld's test_all.json
-    METRICS        functions of checks that need only the standard library, by the name that `func` gives
-    claimed        the verdict that the policy's last action decides by itself
-    joined, graded the score of several checks together, and its verdict
+    TaskFile     one file: goal, set-up, evaluator, and our additions (split, solution, near misses)
+    Evaluator    checks joined by `and` or `or`, and the steps to perform before them
+    load_tasks   the tasks of a folder by id, and an error for each file that is wrong
+    read_task    the task of one decoded file
+    read_ids     a list of ids from a file such as OSWorld's test_all.json
+    METRICS      the functions of checks that need only the standard library, by the name in `func`
+    claimed      the verdict that the policy's last action decides by itself
+    joined       the score of several checks together
+    graded       the verdict of a score
 
-The schema is OSWorld's (desktop_env/desktop_env.py, evaluation_examples/examples). Its `func`,
-`result`, `expected` and `options` are each one value or lists in step; here they are one `Check` for
-each function. The environment defines the types of set-up steps, getters and functions; nothing is
-run here. METRICS, joined and graded do as OSWorld (desktop_env.py, evaluators/metrics). Unknown fields are kept in `extra`.
+The schema is OSWorld's (desktop_env/desktop_env.py, evaluation_examples/examples). There `func`, `result`,
+`expected` and `options` are single values, or lists with one entry for each function; here each function is
+one `Check`. The environment defines the types of set-up steps, getters and functions; nothing is run here.
+METRICS, joined and graded compute what OSWorld computes (desktop_env.py, evaluators/metrics). Fields that
+are not in the schema are stored in `extra`.
 """
 
 from __future__ import annotations
@@ -29,17 +31,18 @@ from pydantic.dataclasses import dataclass
 
 from bus.errors import TaskError
 from envs.contract.actions import Action, Fail
-from envs.contract.base import Split, Task, Verdict, content_hash
+from envs.contract.base import Split, Task, Verdict
+from envs.contract.blobs import content_hash
 from envs.contract.options import first_problem
-from envs.contract.textfiles import read_text, why
+from envs.tools.textfiles import read_text, why
 
 Conjunction = Literal["and", "or"]
 
 NO_EVALUATOR = "none"
-"""What `evaluator` is in the file of a task that has none."""
+"""The value of `evaluator` in the file of a task that has none."""
 
 INFEASIBLE = "infeasible"
-"""The function of tasks that cannot be done: only the action `fail` passes them."""
+"""The function of tasks that cannot be done; only the action `fail` passes them."""
 
 DEFAULT_MAX_STEPS = 15  # OSWorld's
 
@@ -57,7 +60,7 @@ class SetupStep:
 
 @dataclass(frozen=True)
 class Getter:
-    """Where a value comes from: a type, e.g. `vm_file` or `rule`, and its other fields."""
+    """The source of a value: a type, e.g. `vm_file` or `rule`, and its other fields."""
 
     type: str
     parameters: Mapping[str, Any]
@@ -65,10 +68,10 @@ class Getter:
     @model_validator(mode="before")
     @classmethod
     def _of_file(cls, value: Any) -> Any:
-        """In a file its other fields stand beside the type."""
+        """Collect the fields that a file has beside the type into `parameters`."""
         if not isinstance(value, dict) or "type" not in value:
             return value
-        rest = {key: each for key, each in value.items() if key != "type"}
+        rest = {key: entry for key, entry in value.items() if key != "type"}
         return {"type": value["type"], "parameters": rest}
 
 
@@ -84,7 +87,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Judges the state: its checks, all or any of which must hold once `postconfig` is done."""
+    """The checks of a state, all or any of which must hold once the steps of `postconfig` are performed."""
 
     checks: tuple[Check, ...]
     conj: Conjunction = "and"
@@ -93,7 +96,10 @@ class Evaluator:
     @model_validator(mode="before")
     @classmethod
     def _of_file(cls, value: Any) -> Any:
-        """In a file the functions and their values are columns in step; "none" is an evaluator without any."""
+        """Convert the lists of a file, one entry for each function, into checks.
+
+        "none" is an evaluator without checks.
+        """
         if value == NO_EVALUATOR:
             return {"checks": ()}
         if not isinstance(value, dict):
@@ -110,7 +116,7 @@ class Evaluator:
 
     @property
     def missing(self) -> bool:
-        """Whether the task file says that there is none; a judge then decides (`[env.judge]`)."""
+        """Whether the task has no evaluator; a judge then decides (`[env.judge]`)."""
         return not self.checks
 
     @property
@@ -129,12 +135,14 @@ class NearMiss:
 
 @dataclass(frozen=True)
 class TaskFile:
-    """One task. The fields from `split` on are our additions to the schema, all optional."""
+    """A task file. The fields from `split` on are our additions to the schema, all optional."""
 
     id: _Text  # unique in its folder
     instruction: _Text
     evaluator: Evaluator
-    snapshot: str = ""  # the state it starts from; in OSWorld mostly the name of an application
+    snapshot: str = (
+        ""  # the state from which the task starts; in OSWorld mostly the name of an application
+    )
     config: tuple[SetupStep, ...] = ()
     split: Split = "train"
     max_steps: Annotated[int, Field(ge=1, strict=True)] = DEFAULT_MAX_STEPS
@@ -147,27 +155,30 @@ class TaskFile:
     @model_validator(mode="before")
     @classmethod
     def _of_file(cls, value: Any) -> Any:
-        """Fields that are unknown here are kept."""
+        """Store the fields that are not in the schema in `extra`."""
         if not isinstance(value, dict):
             return value
-        known = {each.name for each in fields(cls)} - {"extra", "path"}
-        _refuse_near(value, known)
-        extra = {key: each for key, each in value.items() if key not in known}
-        return {key: value[key] for key in known & value.keys()} | {"extra": extra}
+        field_names = {entry.name for entry in fields(cls)} - {"extra", "path"}
+        _refuse_near(value, field_names)
+        extra = {key: entry for key, entry in value.items() if key not in field_names}
+        return {key: value[key] for key in field_names & value.keys()} | {"extra": extra}
 
     def reads(self, kind: str) -> bool:
-        """Whether its evaluator reads a value of this kind, e.g. `accessibility_tree`."""
+        """Return True if the evaluator reads a value of this type, e.g. `accessibility_tree`."""
         results = (check.result for check in self.evaluator.checks)
         return any(result is not None and result.type == kind for result in results)
 
     @property
     def digest(self) -> str:
-        """Return a digest of all that the file says, set-up and evaluator included, wherever it lies."""
-        told = _TASK_FILE.dump_python(replace(self, path=None), mode="json")
-        return content_hash(json.dumps(told, sort_keys=True).encode())
+        """Return a digest of the content of the file, with set-up and evaluator; its path does not count."""
+        content = _TASK_FILE.dump_python(replace(self, path=None), mode="json")
+        return content_hash(json.dumps(content, sort_keys=True).encode())
 
     def task(self, suite: str, **params: Any) -> Task:
-        """Return it as a task of `suite`, whose `params` have the file's digest: evaluations compare them."""
+        """Return the file as a task of `suite`.
+
+        Its `params` have the file's digest, which evaluations compare.
+        """
         return Task(
             f"{suite}/{self.id}",
             suite,
@@ -182,17 +193,19 @@ class TaskFile:
 
 
 class LoadedTasks(NamedTuple):
-    """What a folder holds; each error names file, field and cure."""
+    """The tasks of a folder; each error names the file, the field and the fix."""
 
     tasks: Mapping[str, TaskFile]  # by id, in the order of their paths
     errors: tuple[TaskError, ...]
 
 
 def load_tasks(folder: Path, *, heldout: Collection[str] = ()) -> LoadedTasks:
-    """All `*.json` below `folder`; the ids in `heldout` are never trained on, whatever their files say.
+    """Return the tasks of all `*.json` below `folder`.
 
-    Raises TaskError where the folder does not exist or holds no such file, or where an id of
-    `heldout` names no task of it.
+    Those in `heldout` are held out, whatever their files say.
+
+    Raises TaskError if the folder does not exist or holds no such file, or if an id of `heldout` is not
+    the id of one of its tasks.
     """
     if not folder.is_dir():
         raise TaskError(f"no folder of tasks at {folder}; name one that holds *.json files")
@@ -216,19 +229,25 @@ def load_tasks(folder: Path, *, heldout: Collection[str] = ()) -> LoadedTasks:
 
 
 def read_ids(path: Path) -> list[str]:
-    """Task ids of a JSON file: a list, or lists by domain as in OSWorld's test_all.json."""
+    """Return the task ids of a JSON file: a list, or lists by domain as in OSWorld's test_all.json.
+
+    Raises TaskError.
+    """
     value = _decode(path)
     lists = list(value.values()) if isinstance(value, dict) else [value]
     if not all(isinstance(ids, list) for ids in lists):
         raise TaskError(f"{path}: must be a list of ids, or an object of such lists")
-    ids = [each for ids in lists for each in ids]
-    if not all(isinstance(each, str) for each in ids):
+    ids = [task_id for ids in lists for task_id in ids]
+    if not all(isinstance(task_id, str) for task_id in ids):
         raise TaskError(f"{path}: ids must be strings")
     return ids
 
 
 def read_task(value: object, path: Path, *, heldout: Collection[str] = ()) -> TaskFile:
-    """Return the task that a decoded file describes. Raises TaskError naming file, field and cure."""
+    """Return the task that a decoded file describes.
+
+    Raises TaskError, which names the file, the field and the fix.
+    """
     try:
         task = _TASK_FILE.validate_python(value)
     except ValidationError as error:
@@ -246,16 +265,16 @@ def _decode(path: Path) -> Any:
         raise TaskError(f"{path}: {why(error, 'mend the file')}") from error
 
 
-def _refuse_near(value: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise ValueError for a field whose name is nearly a known one."""
+def _refuse_near(value: Mapping[str, Any], names: Collection[str]) -> None:
+    """Raise ValueError for a field whose name is nearly one of `names`."""
     for key in value:
-        near = difflib.get_close_matches(key, known, 1, 0.85)
+        near = difflib.get_close_matches(key, names, 1, 0.85)
         if near and key != near[0]:
             raise ValueError(f"{key} is not a field; did you mean {near[0]!r}?")
 
 
 def _in_step(value: Mapping[str, Any], key: str, func: object) -> list[Any]:
-    """Return a column as a list with one entry for each function; an empty value gives Nones."""
+    """Return the list `key` with one entry for each function; an empty value gives empty entries."""
     column: Any = value.get(key)
     empty: Any = {} if key == "options" else None
     count = len(func) if isinstance(func, list) else 1
@@ -264,24 +283,24 @@ def _in_step(value: Mapping[str, Any], key: str, func: object) -> list[Any]:
     entries = column if isinstance(func, list) else [column]
     if isinstance(column, list) != isinstance(func, list) or len(entries) != count:
         raise ValueError(f"{key} must be in step with func: {count} entries (null where none)")
-    return [empty if each in (None, {}) else each for each in entries]
+    return [empty if entry in (None, {}) else entry for entry in entries]
 
 
 Metric = Callable[[Any, Mapping[str, Any]], float]
 
 
 def exact_match(result: object, rules: Mapping[str, Any]) -> float:
-    """Return 1 where the result is what is expected, to the last blank and line end, else 0."""
+    """Return 1 if the result equals what is expected, white space included, else 0."""
     return float(result == rules["expected"])
 
 
 def match_in_list(result: object, rules: Mapping[str, Any]) -> float:
-    """Return 1 where the result is one of those expected, else 0."""
+    """Return 1 if the result is one of the expected values, else 0."""
     return float(result in rules["expected"])
 
 
 def check_include_exclude(result: str | None, rules: Mapping[str, Any]) -> float:
-    """Return 1 where the result holds every text of `include` and none of `exclude`, else 0."""
+    """Return 1 if the result contains every text of `include` and none of `exclude`, else 0."""
     if result is None:
         return 0.0
     included = all(text in result for text in rules.get("include", []))
@@ -294,9 +313,10 @@ METRICS: Mapping[str, Metric] = {
 
 
 def claimed(evaluator: Evaluator, last: Action | None) -> Verdict | None:
-    """Return the verdict where `last` decides: `fail` passes what cannot be done, and fails all else.
+    """Return the verdict that the policy's `last` action decides; None if the checks must decide.
 
-    Also that of a task without an evaluator, which has none.
+    The action `fail` passes a task that cannot be done and fails any other. A task without an evaluator is
+    invalid.
     """
     if evaluator.missing:
         return Verdict("invalid", "the task has no evaluator; a judge can decide: set [env.judge]")
@@ -310,20 +330,21 @@ def claimed(evaluator: Evaluator, last: Action | None) -> Verdict | None:
 
 
 def joined(scores: Iterable[float], conj: Conjunction) -> float:
-    """Return the score of checks [C] together, evaluated in turn only as far as needed.
+    """Return the score of all checks [C] together; `scores` is read only as far as needed.
 
-    As OSWorld joins them: with `and` the mean, or 0 as soon as one is 0; with `or` the greatest.
+    This is OSWorld's rule: with `and` the mean, or 0 as soon as one is 0; with `or` the greatest, or 1 as
+    soon as one is 1.
     """
-    seen = []
+    evaluated = []
     for score in scores:
         if conj == "and" and score == 0.0:
             return 0.0
         if conj == "or" and score == 1.0:
             return 1.0
-        seen.append(score)
-    return sum(seen) / len(seen) if conj == "and" else max(seen)
+        evaluated.append(score)
+    return sum(evaluated) / len(evaluated) if conj == "and" else max(evaluated)
 
 
 def graded(score: float, reason: str) -> Verdict:
-    """Return the verdict of a score, which is the reward, held within [0, 1], and passes where it is 1."""
+    """Return the verdict of a score: its reward is the score cut to [0, 1], and 1 is a pass."""
     return Verdict.scored(min(max(score, 0.0), 1.0), reason)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import UserError
-from envs.contract.textfiles import read_text, why
+from envs.tools.textfiles import read_text, why
 from scripts.foreign_rows.parts import Found, Grid, picture_of, text_of
 
 IMAGES = ("images", ".")

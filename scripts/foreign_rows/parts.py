@@ -21,7 +21,7 @@ from PIL import Image, UnidentifiedImageError
 from bus.errors import UserError
 from envs.contract.actions import Action, action_to_dict
 from envs.contract.screenshots import BROKEN, seen_size
-from envs.contract.textfiles import lines_of, why
+from envs.tools.textfiles import lines_of, why
 
 
 @dataclass

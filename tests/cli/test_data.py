@@ -11,7 +11,7 @@ from PIL import Image
 
 from dart_cli.config.schema import Config
 from dart_cli.data.store.open import open_store
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from tests.data.parts import ask_lease, make_ledger, step_record, trajectory_end
 from tests.inspection.parts import run
 

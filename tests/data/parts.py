@@ -35,7 +35,7 @@ from dart_cli.data.scheduler import NotYet, make_scheduler
 from dart_cli.data.store.rows import PoolRow, PoolSource
 from dart_cli.data.store.steps import StepRow
 from dart_cli.data.store.writer import Store
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from tests.altered import altered
 
 

@@ -19,7 +19,7 @@ from dart_cli.data.ledger import Ledger
 from dart_cli.data.scheduler import NotYet
 from dart_cli.data.stalls import NO_GRADIENT
 from dart_cli.data.store.writer import Store
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from tests.data.parts import (
     MIXED,
     a_batch,

@@ -20,7 +20,7 @@ from dart_cli.config.schema import Config
 from dart_cli.data.checks import model_facts
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.writer import Store
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from tests.altered import altered
 from tests.data.parts import (
     END,

@@ -13,7 +13,7 @@ from dart_cli.data.ledger import Ledger
 from dart_cli.data.queues import LeaseQueue
 from dart_cli.data.scheduler import NotYet
 from dart_cli.data.store.open import open_store
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from tests.altered import altered
 from tests.data.parts import (
     make_ledger,

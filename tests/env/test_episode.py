@@ -23,7 +23,8 @@ from dart_cli.language.parsers import make_action_parser
 from dart_cli.player.episodes import InProcessPolicy
 from dart_cli.policy.loader import load_policy
 from envs.contract.actions import Action
-from envs.contract.base import GuiEnv, Observation, Verdict, content_hash
+from envs.contract.base import GuiEnv, Observation, Verdict
+from envs.contract.blobs import content_hash
 from envs.contract.registry import find_task
 from tests.env.parts import (
     Lenient,

@@ -31,7 +31,7 @@ from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import make_renderer
 from envs.contract.actions import Action, Wait
 from envs.contract.base import Observation, Task, Verdict
-from envs.contract.screenshots import KINDS
+from envs.contract.observed_texts import KINDS
 from scripts.small_models import FAMILIES, build
 from tests.env.parts import Lenient, Memory, lease
 

@@ -371,7 +371,7 @@ def held_elsewhere(lock: SharedLock) -> Iterator[threading.Event]:
     let_go, has = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with lock.held(60.0, "never"):
+        with lock.hold(60.0, "never"):
             has.set()
             let_go.wait()
 
@@ -396,17 +396,17 @@ def test_a_shared_lock_is_waited_for_in_a_queue_that_is_left_with_the_slot(
         with (
             answering(call),
             pytest.raises(EnvError, match="no frame"),
-            lock.held(0.005, "no frame"),
+            lock.hold(0.005, "no frame"),
         ):
             pass
         assert told == [SharedWait("a frame", 0.005), None]
         given_up = PendingCall(lambda _: given_up.given_up.set())
-        with answering(given_up), pytest.raises(GivenUpError), lock.held(60.0, "no frame"):
+        with answering(given_up), pytest.raises(GivenUpError), lock.hold(60.0, "no frame"):
             pass
         let_go.set()
-    with answering(call), lock.held(60.0, "no frame"):
+    with answering(call), lock.hold(60.0, "no frame"):
         assert len(told) == 2  # a free lock is no queue
-    with answering(given_up), pytest.raises(GivenUpError), lock.held(60.0, "no frame"):
+    with answering(given_up), pytest.raises(GivenUpError), lock.hold(60.0, "no frame"):
         pass
 
 
@@ -415,11 +415,11 @@ def test_a_shared_lock_is_had_in_the_order_in_which_calls_came() -> None:
     lock, had = SharedLock("a frame"), list[int]()
 
     def take(number: int) -> None:
-        with lock.held(60.0, "never"):
+        with lock.hold(60.0, "never"):
             had.append(number)
 
     def take_again() -> None:
-        with lock.held(60.0, "never"):
+        with lock.hold(60.0, "never"):
             let_go.wait()
         take(0)
 
@@ -445,12 +445,12 @@ def test_a_shared_lock_is_waited_for_as_long_as_others_get_it(
         def wait(self, timeout: float | None = None) -> bool:
             nonlocal looks
             looks += 1
-            lock._taken += looks <= 60  # so often others get it first
+            lock._turns_taken += looks <= 60  # so often others get it first
             return False
 
     monkeypatch.setattr("envs.contract.queueing.Event", Contended)
     call = PendingCall(told.append)
-    with answering(call), pytest.raises(EnvError, match="no frame"), lock.held(1.0, "no frame"):
+    with answering(call), pytest.raises(EnvError, match="no frame"), lock.hold(1.0, "no frame"):
         pass
     assert 60 < looks <= 60 + 11
     assert told[-1] is None

@@ -14,7 +14,8 @@ from dart_cli.config.schema import EnvConfig
 from dart_cli.data.store.writer import media_type
 from dart_cli.env.async_env import make_async_env
 from dart_cli.env.episode import play_episode
-from envs.contract.base import Observation, content_hash, image_suffix, image_type
+from envs.contract.base import Observation
+from envs.contract.blobs import content_hash, image_suffix, image_type
 from envs.contract.registry import find_task, load_suite, make_env
 from envs.contract.screenshots import stored_as
 from tests.env.parts import Memory, Says, action_spec, lease

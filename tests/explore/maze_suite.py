@@ -14,7 +14,8 @@ from PIL import Image
 
 from bus.errors import ActionCausedError, EnvError
 from envs.contract.actions import Action, Click, Type
-from envs.contract.base import Observation, Task, Verdict, content_hash
+from envs.contract.base import Observation, Task, Verdict
+from envs.contract.blobs import content_hash
 from envs.contract.elements import Element, ScreenState
 
 SUITE = f"{__name__}:MazeSuite" if "." in __name__ else f"{__file__}:MazeSuite"

@@ -23,35 +23,35 @@ def walk(
     env: Any = make_env("desk", **OPTIONS)
     rng = Random("walk")
     left = steps
-    asked = ExploreSettings(suite="desk", options=dict(OPTIONS), tasks=list(tasks))
-    with open_graph(folder, asked) as graph:
+    settings = ExploreSettings(suite="desk", options=dict(OPTIONS), tasks=list(tasks))
+    with open_graph(folder, settings) as graph:
         for episode in range(steps):
             task, seed = tasks[episode % len(tasks)], seeds[episode // len(tasks) % len(seeds)]
-            shown, _ = env.reset(
+            observation, _ = env.reset(
                 seed=seed, options={"task": load_suite("desk").tasks[task], "free": True}
             )
-            left -= _episode(graph, env, task, seed, shown, rng, min(left, 20))
+            left -= _episode(graph, env, task, seed, observation, rng, min(left, 20))
             if not left:
                 break
     env.close()
 
 
 def _episode(
-    graph: Graph, env: Any, task: str, seed: int, shown: Observation, rng: Random, most: int
+    graph: Graph, env: Any, task: str, seed: int, observation: Observation, rng: Random, most: int
 ) -> int:
     """Steps of one episode."""
-    here = sight(env, task, shown)
+    here = sight(env, task, observation)
     start = graph.add_start(task, seed, 0, here)
     key, shot = start.screen, start.screenshot
-    for done in range(most):
-        if here.ended or not here.elements:
-            return done
+    for count in range(most):
+        if here.has_ended or not here.elements:
+            return count
         element: Element = rng.choice(here.elements)
         action = rng.choice(element.actions)
         text = "abc" if action == "type" else ""
         for each in performing(element, action, text):
-            shown, _, ended, cut, _ = env.step(each)
-        after = sight(env, task, shown, ended=ended or cut)
+            observation, _, ended, cut, _ = env.step(each)
+        after = sight(env, task, observation, ended=ended or cut)
         edge = graph.add_edge(
             episode=start.episode,
             slot=0,
@@ -68,14 +68,14 @@ def _episode(
     return most
 
 
-def sight(env: Any, application: str, shown: Observation, *, ended: bool = False) -> Sight:
+def sight(env: Any, application: str, observation: Observation, *, ended: bool = False) -> Sight:
     """The present screen."""
     return Sight(
         application,
         env.state(),
         tuple(env.elements()),
-        shown.screenshot,
-        shown.width,
-        shown.height,
+        observation.screenshot,
+        observation.width,
+        observation.height,
         ended,
     )

@@ -24,9 +24,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def dart(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main(["explore", *arguments])
-    return int(ended.value.code or 0)
+    return int(exit_info.value.code or 0)
 
 
 def test_it_explores_goes_on_and_ends_with_json(
@@ -34,17 +34,17 @@ def test_it_explores_goes_on_and_ends_with_json(
 ) -> None:
     out = str(tmp_path / "out")
     assert dart(SUITE, "--steps", "5", "--out", out) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (told["steps"], told["stopped"]) == (5, "steps")
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (report["steps"], report["stopped"]) == (5, "steps")
     assert dart(SUITE, "--slots", "2", "--out", out, "--dry-run") == 0
-    assert "goes on after 5 steps" in capsys.readouterr().out
+    assert "continued after 5 steps" in capsys.readouterr().out
     assert dart(SUITE, "--slots", "2", "--out", out) == 0
-    shown = capsys.readouterr()
-    told = json.loads(shown.out.splitlines()[-1])
-    assert told["stopped"] == "frontier"
-    assert (told["screens"], told["ends"], told["left_alone"]) == (6, 1, {"delete": 1})
-    assert told["depth"] == 4
-    assert "left alone: delete (1)" in shown.err
+    output = capsys.readouterr()
+    report = json.loads(output.out.splitlines()[-1])
+    assert report["stopped"] == "frontier"
+    assert (report["screens"], report["ends"], report["left_alone"]) == (6, 1, {"delete": 1})
+    assert report["depth"] == 4
+    assert "left alone: delete (1)" in output.err
     with read_graph(Path(out)) as graph:
         assert graph.settings()["steps"] == 400
 
@@ -52,10 +52,10 @@ def test_it_explores_goes_on_and_ends_with_json(
 def test_a_dry_run_shows_what_is_left_alone_and_starts_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ("--deny", "drop table", "--allow", "send", "--out", str(tmp_path / "out"))
-    assert dart("mini", "--task", "mini/popup", *asked, "--dry-run") == 0
-    shown = capsys.readouterr().out
-    [words] = [line for line in shown.splitlines() if line.startswith("left alone")]
+    arguments = ("--deny", "drop table", "--allow", "send", "--out", str(tmp_path / "out"))
+    assert dart("mini", "--task", "mini/popup", *arguments, "--dry-run") == 0
+    output = capsys.readouterr().out
+    [words] = [line for line in output.splitlines() if line.startswith("left alone")]
     assert "shut down" in words
     assert words.endswith(", drop table")
     assert "send" not in words.split(", ")
@@ -63,7 +63,7 @@ def test_a_dry_run_shows_what_is_left_alone_and_starts_nothing(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["desk", "--out", "OUT"], "choose with --task"),
         (["desk", "--task", "desk/men", "--out", "OUT"], "did you mean 'desk/menu'"),
@@ -80,14 +80,14 @@ def test_a_dry_run_shows_what_is_left_alone_and_starts_nothing(
     ],
 )
 def test_mistakes_are_told_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("years")
     places = {"OUT": str(tmp_path / "out"), "FULL": str(tmp_path / "full")}
     assert dart(*(places.get(each, each) for each in arguments)) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert message in line
     assert not (tmp_path / "out").exists()
 
 
@@ -104,12 +104,12 @@ def test_the_instances_are_those_from_the_first_seed_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    asked = ("--back-every", "2", "--chooser", "count", "--out", str(out))
-    assert dart(SUITE, *asked, "--steps", "8", "--first-seed", "7", "--seeds", "2") == 0
+    arguments = ("--back-every", "2", "--chooser", "count", "--out", str(out))
+    assert dart(SUITE, *arguments, "--steps", "8", "--first-seed", "7", "--seeds", "2") == 0
     assert "seeds 7 to 8" in capsys.readouterr().err
     with read_graph(out) as graph:
         assert {start.seed for start in graph.starts()} == {7, 8}
-    assert dart(SUITE, *asked, "--steps", "9", "--first-seed", "6") == 2
+    assert dart(SUITE, *arguments, "--steps", "9", "--first-seed", "6") == 2
     assert "(first_seed was 7 and is 6)" in capsys.readouterr().err
 
 
@@ -128,10 +128,10 @@ def test_stopped_while_a_call_hangs_it_prints_what_was_found(
     signal_in(monkeypatch, "explore/0 to step unruly/step-hang, seed 0", number)
     out = tmp_path / "out"
     assert dart(UNRULY, "--task", "unruly/step-hang", "--out", str(out)) == 128 + number
-    printed, said = capsys.readouterr()
-    found = json.loads(printed.splitlines()[-1])
-    assert (found["screens"], found["stopped"]) == (1, "interrupted")
-    assert "the same command goes on" in said
+    printed, messages = capsys.readouterr()
+    report = json.loads(printed.splitlines()[-1])
+    assert (report["screens"], report["stopped"]) == (1, "interrupted")
+    assert "the same command goes on" in messages
     with read_graph(out) as graph:
         assert (len(graph.starts()), graph.steps) == (1, 0)
 
@@ -166,7 +166,7 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert any("the maze pauses" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
-        told = json.loads((process.communicate(timeout=PATIENCE_S)[0]).splitlines()[-1])
+        report = json.loads((process.communicate(timeout=PATIENCE_S)[0]).splitlines()[-1])
     assert process.returncode == 130
-    assert told["stopped"] == "interrupted"
-    assert 2 <= told["steps"] <= 5
+    assert report["stopped"] == "interrupted"
+    assert 2 <= report["steps"] <= 5

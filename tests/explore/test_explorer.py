@@ -36,20 +36,20 @@ def plan(suite: str = SUITE, task: str = "maze/home", **changes: object) -> Plan
 
 
 def explore(
-    folder: Path, asked: Plan, *, suite: str = SUITE, slots: int = 1, **options: object
+    folder: Path, plan: Plan, *, suite: str = SUITE, slots: int = 1, **options: object
 ) -> str | None:
     async def run() -> str | None:
         with open_graph(folder) as graph:
-            exploration = Exploration(graph, asked)
+            exploration = Exploration(graph, plan)
             numbers = iter(range(slots))
             env = EnvConfig(suite=suite, options=options)
             await in_slots(env, "t", slots, lambda each: exploration.explore(next(numbers), each))
-            return exploration.stopped
+            return exploration.stop_reason
 
     return asyncio.run(run())
 
 
-def found(folder: Path) -> tuple[set[str], list[Edge]]:
+def screens_and_steps(folder: Path) -> tuple[set[str], list[Edge]]:
     with read_graph(folder) as graph:
         return {screen.route for screen in graph.screens()}, graph.edges()
 
@@ -59,7 +59,7 @@ def found(folder: Path) -> tuple[set[str], list[Edge]]:
 )
 def test_everything_that_can_be_reached_is_found(tmp_path: Path, ranking: str, slots: int) -> None:
     assert explore(tmp_path / "out", plan(ranking=ranking), slots=slots) == "frontier"
-    routes, edges = found(tmp_path / "out")
+    routes, edges = screens_and_steps(tmp_path / "out")
     assert routes == REACHED
     assert {edge.element.name for edge in edges} == {
         name for page in PAGES.values() for name, _ in page if name != "Delete all"
@@ -83,7 +83,7 @@ def test_each_edge_led_where_the_application_leads(tmp_path: Path) -> None:
                 assert bool(edge.text) == typed
             else:
                 assert (edge.outcome, route[edge.after or ""]) == ("moved", target)
-        [end] = [screen for screen in graph.screens() if screen.ended]
+        [end] = [screen for screen in graph.screens() if screen.has_ended]
         assert (end.route, end.elements) == ("/#", ())
         assert Counter(edge.outcome for edge in graph.edges())["error"] == 1
 
@@ -91,27 +91,29 @@ def test_each_edge_led_where_the_application_leads(tmp_path: Path) -> None:
 def test_the_same_seed_explores_the_same_way(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         explore(tmp_path / name, plan(seed=seed, steps=30))
-    runs = [[(e.before, e.element, e.text) for e in found(tmp_path / n)[1]] for n in "abc"]
+    runs = [
+        [(e.before, e.element, e.text) for e in screens_and_steps(tmp_path / n)[1]] for n in "abc"
+    ]
     assert runs[0] == runs[1] != runs[2]
 
 
 def test_the_deny_list_is_left_alone_until_it_is_allowed(tmp_path: Path) -> None:
     explore(tmp_path / "a", plan(deny=deny_list(["help"])))
-    assert found(tmp_path / "a")[0] == REACHED - {"/help"}
+    assert screens_and_steps(tmp_path / "a")[0] == REACHED - {"/help"}
     explore(tmp_path / "b", plan(deny=deny_list(allow=["delete"])))
-    assert found(tmp_path / "b")[0] == REACHED | {"/gone"}
+    assert screens_and_steps(tmp_path / "b")[0] == REACHED | {"/gone"}
 
 
 def test_steps_are_used_up_and_no_more(tmp_path: Path) -> None:
     assert explore(tmp_path / "out", plan(steps=7), slots=3) == "steps"
-    assert len(found(tmp_path / "out")[1]) == 7
+    assert len(screens_and_steps(tmp_path / "out")[1]) == 7
     assert explore(tmp_path / "out", plan(steps=12), slots=2) == "steps"
-    assert len(found(tmp_path / "out")[1]) == 12
+    assert len(screens_and_steps(tmp_path / "out")[1]) == 12
     with read_graph(tmp_path / "out") as graph:
-        told = summary(graph)
-        assert told["steps"] == 12
-        assert told["screens"] == curve(graph.screens(), 12)[-1]
-        assert told["no_op_rate"] == pytest.approx(
+        numbers = summary(graph)
+        assert numbers["steps"] == 12
+        assert numbers["screens"] == curve(graph.screens(), 12)[-1]
+        assert numbers["no_op_rate"] == pytest.approx(
             sum(edge.outcome == "none" for edge in graph.edges()) / 12, abs=1e-4
         )
 
@@ -171,12 +173,12 @@ def test_a_kill_loses_at_most_the_running_steps(tmp_path: Path, slots: int) -> N
     out = tmp_path / "out"
     environment = os.environ | {"PYTHONPATH": str(ROOT), KILL_AT: "9"}
     command = [sys.executable, "-c", KILLED, str(out), str(slots)]
-    ended = subprocess.run(command, env=environment, cwd=ROOT, timeout=PATIENCE_S, check=False)
-    assert ended.returncode == -signal.SIGKILL
-    before = found(out)[1]
+    process = subprocess.run(command, env=environment, cwd=ROOT, timeout=PATIENCE_S, check=False)
+    assert process.returncode == -signal.SIGKILL
+    before = screens_and_steps(out)[1]
     assert 8 - 2 * slots <= len(before) <= 8  # typing takes two steps of the environment
     assert explore(out, plan(), slots=slots) == "frontier"
-    routes, edges = found(out)
+    routes, edges = screens_and_steps(out)
     assert edges[: len(before)] == before
     assert [edge.step for edge in edges] == [*range(1, len(edges) + 1)]
     assert routes >= REACHED
@@ -186,9 +188,9 @@ def test_what_was_tried_before_a_kill_is_remembered(tmp_path: Path) -> None:
     """Going on does nothing twice that is known to lead nowhere, and ends at once where all is known."""
     out = tmp_path / "out"
     explore(out, plan())
-    known = len(found(out)[1])
+    steps_before = len(screens_and_steps(out)[1])
     assert explore(out, plan()) == "frontier"
-    assert len(found(out)[1]) == known
+    assert len(screens_and_steps(out)[1]) == steps_before
 
 
 def test_environments_that_do_not_begin_end_it(tmp_path: Path) -> None:
@@ -204,7 +206,7 @@ def test_a_suite_without_elements_is_explored_by_a_grid(tmp_path: Path) -> None:
     suite = f"{coin_suite.__name__}:CoinSuite"
     task = next(iter(coin_suite.CoinSuite().tasks))
     explore(tmp_path / "out", plan(suite, task, steps=6), suite=suite)
-    edges = found(tmp_path / "out")[1]
+    edges = screens_and_steps(tmp_path / "out")[1]
     assert {edge.element.role for edge in edges} <= {"cell", "screen"}
     assert len(edges) == 6
 

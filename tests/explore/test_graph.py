@@ -15,7 +15,7 @@ import pytest
 
 from bus.errors import RunDirectoryError, UserError
 from dart_cli.explore.graph import ExploreSettings, Graph, Sight, open_graph, read_graph, screen_id
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from envs.contract.elements import Element, ScreenState
 from tests.waiting import PATIENCE_S
 
@@ -27,8 +27,10 @@ BUTTON = Element("button", "Next", (1, 2, 30, 14), ("click",), "window/0")
 def sight(
     state: str, picture: bytes = b"", *, application: str = "app", ended: bool = False
 ) -> Sight:
-    shown = ScreenState(state, f"/{state}", "same route and widgets")
-    return Sight(application, shown, (BUTTON,), PNG + (picture or state.encode()), 64, 48, ended)
+    screen_state = ScreenState(state, f"/{state}", "same route and widgets")
+    return Sight(
+        application, screen_state, (BUTTON,), PNG + (picture or state.encode()), 64, 48, ended
+    )
 
 
 def edge(graph: Graph, before: str, after: Sight | None, detail: str = "") -> None:
@@ -45,8 +47,8 @@ def edge(graph: Graph, before: str, after: Sight | None, detail: str = "") -> No
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    asked = ExploreSettings(suite="mini", deny=["pay"])
-    with open_graph(tmp_path / "out", asked) as graph:
+    settings = ExploreSettings(suite="mini", deny=["pay"])
+    with open_graph(tmp_path / "out", settings) as graph:
         start = graph.add_start("mini/a", 3, 1, sight("home"))
         edge(graph, start.screen, sight("list"))
         edge(graph, screen_id("app", "list"), None, "the page broke")
@@ -71,7 +73,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         assert [edge.step for edge in graph.edges(episode=1)] == [1, 2, 3]
         assert graph.starts() == [start]
         assert graph.screenshot(stayed.shot_after or "") == PNG + b"other"
-        assert graph.settings() == asked.model_dump()
+        assert graph.settings() == settings.model_dump()
         [merge] = graph.merges()
         assert (merge.step, merge.screen) == (3, listed.id)
         assert (merge.reason, merge.screenshot) == ("same route and widgets", stayed.shot_after)
@@ -83,7 +85,7 @@ def test_two_applications_and_an_end_never_share_a_screen(tmp_path: Path) -> Non
         graph.add_start("b", 0, 0, sight("home", application="other"))
         edge(graph, screen_id("app", "home"), sight("home", ended=True))
         assert [screen.elements for screen in graph.screens()] == [(BUTTON,), (BUTTON,), ()]
-        assert [screen.ended for screen in graph.screens()] == [False, False, True]
+        assert [screen.has_ended for screen in graph.screens()] == [False, False, True]
 
 
 def test_depths_are_shortest_known_paths(tmp_path: Path) -> None:
@@ -134,14 +136,14 @@ os.kill(os.getpid(), 9)
 
 def test_a_kill_within_a_step_leaves_the_steps_before_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path / "out")]
-    ended = subprocess.run(
+    process = subprocess.run(
         command,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         cwd=ROOT,
         timeout=PATIENCE_S,
         check=False,
     )
-    assert ended.returncode == -signal.SIGKILL
+    assert process.returncode == -signal.SIGKILL
     with open_graph(tmp_path / "out") as graph:
         assert [screen.visits for screen in graph.screens()] == [1, 1]
         assert graph.steps == 1

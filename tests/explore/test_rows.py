@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from bus.errors import UserError
-from dart_cli.explore import RowOptions
 from dart_cli.explore.graph import GraphReader, Sight, open_graph, read_graph, screen_id
+from dart_cli.explore.options import RowOptions
 from dart_cli.explore.phrasing import descriptive
 from dart_cli.explore.rows import is_held_out, make_rows, rows_of
 from dart_cli.grounding.reader import read_set
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from envs.contract.elements import Element, ScreenState, performing
 from envs.contract.registry import load_suite, make_env
 from tests.explore.parts import OPTIONS, walk
@@ -55,7 +55,7 @@ def test_a_click_on_the_box_of_an_outcome_row_leads_where_its_query_says(
     assert len(rows) > 8
     env: Any = make_env("desk", **OPTIONS)
     starts = {each.episode: each for each in graph.starts()}
-    played = 0
+    steps_played = 0
     for edge in graph.edges():
         row = next(
             (
@@ -68,43 +68,43 @@ def test_a_click_on_the_box_of_an_outcome_row_leads_where_its_query_says(
             ),
             None,
         )
-        if row is None or played == 6:
+        if row is None or steps_played == 6:
             continue
         rows.remove(row)
-        played += 1
+        steps_played += 1
         start = starts[edge.episode]
-        shown, _ = env.reset(
+        observation, _ = env.reset(
             seed=start.seed, options={"task": load_suite("desk").tasks[start.task], "free": True}
         )
         for step in graph.edges(episode=edge.episode):
             if step.step == edge.step:
                 break
             for action in performing(step.element, step.action, step.text):  # type: ignore[arg-type]
-                shown, *_ = env.step(action)
-        assert content_hash(shown.screenshot) == row.screenshot
+                observation, *_ = env.step(action)
+        assert content_hash(observation.screenshot) == row.screenshot
         before = {name for each in env.elements() for name in [each.name]}
         [action] = performing(row.element, edge.action)  # type: ignore[arg-type]
         env.step(action)
-        told = row.query.split('"')[1::2]
+        quoted = row.query.split('"')[1::2]
         if row.query.startswith("go to"):
-            assert env.state().route == screens[str(edge.after)].route == told[0]
+            assert env.state().route == screens[str(edge.after)].route == quoted[0]
         else:
             after = {each.name for each in env.elements()}
             shows = row.query.startswith("show")
-            assert set(told) <= (after - before if shows else before - after), row.query
+            assert set(quoted) <= (after - before if shows else before - after), row.query
     env.close()
-    assert played == 6
+    assert steps_played == 6
 
 
 def test_what_did_nothing_is_no_row(graph: GraphReader) -> None:
     outcomes = defaultdict(set)
     for edge in graph.edges():
         outcomes[edge.before, edge.element.place].add(edge.outcome)
-    still = {key for key, found in outcomes.items() if found == {"none"}}
+    still = {key for key, result in outcomes.items() if result == {"none"}}
     assert still
-    found = rows_of(graph, ALL)
-    assert not still & {(row.screen.id, row.element.place) for row in found.rows}
-    assert found.left_out["nothing happened"] > 0
+    result = rows_of(graph, ALL)
+    assert not still & {(row.screen.id, row.element.place) for row in result.rows}
+    assert result.left_out["nothing happened"] > 0
 
 
 def test_a_screen_is_in_one_split_whole_and_stays_there_when_more_is_explored(
@@ -114,8 +114,8 @@ def test_a_screen_is_in_one_split_whole_and_stays_there_when_more_is_explored(
     splits: dict[str, set[str]] = defaultdict(set)
     pictures: dict[str, set[str]] = defaultdict(set)
     with read_graph(tmp_path / "less") as less:
-        for found in (rows_of(graph, ALL), rows_of(less, ALL)):
-            for row in found.rows:
+        for result in (rows_of(graph, ALL), rows_of(less, ALL)):
+            for row in result.rows:
                 splits[row.screen.id].add(row.split)
                 pictures[row.split].add(row.screenshot)
     assert all(len(each) == 1 for each in splits.values())
@@ -136,28 +136,28 @@ def test_the_share_that_is_held_out_is_the_one_asked_for() -> None:
 
 def test_caps_bound_rows_of_an_element_and_of_a_screen(graph: GraphReader) -> None:
     options = RowOptions(per_element=1, per_screen=3, limit=20, test_share=0.3)
-    found = rows_of(graph, options)
+    result = rows_of(graph, options)
     elements = Counter(
         (row.split, row.kind, row.screen.application, row.element.role, row.element.name)
-        for row in found.rows
+        for row in result.rows
     )
     assert max(elements.values()) == 1
-    assert max(Counter((row.kind, row.screen.id) for row in found.rows).values()) == 3
-    assert sum(row.split == "train" for row in found.rows) == 20
-    assert found.left_out["cap of its element"] > 0
-    assert found.left_out["cap of its screen"] > 0
-    assert found.left_out["limit"] > 0
+    assert max(Counter((row.kind, row.screen.id) for row in result.rows).values()) == 3
+    assert sum(row.split == "train" for row in result.rows) == 20
+    assert result.left_out["cap of its element"] > 0
+    assert result.left_out["cap of its screen"] > 0
+    assert result.left_out["limit"] > 0
 
 
 def test_a_set_is_read_without_a_word(graph: GraphReader, tmp_path: Path) -> None:
-    told = make_rows(graph, tmp_path / "set", ALL)
+    report = make_rows(graph, tmp_path / "set", ALL)
     for split in ("train", "test"):
         plain = read_set(tmp_path / "set" / split)
         assert (plain.layout.name, plain.malformed) == ("screenspot", [])
-        assert len(plain.items) == told["splits"][split]["rows"] > 0
+        assert len(plain.items) == report["splits"][split]["rows"] > 0
         kinds = Counter(item.traits["query"][0] for item in plain.items)
-        assert kinds == told["splits"][split]["queries"]
-    assert json.loads((tmp_path / "set" / "set.json").read_text()) == told
+        assert kinds == report["splits"][split]["queries"]
+    assert json.loads((tmp_path / "set" / "set.json").read_text()) == report
 
 
 def by_hand(folder: Path, screens: dict[str, tuple[str, tuple[tuple[str, str], ...]]]) -> None:
@@ -168,13 +168,13 @@ def by_hand(folder: Path, screens: dict[str, tuple[str, tuple[tuple[str, str], .
                 Element(role, name, (10, 20 * at, 90, 20 * at + 16), ("click",), f"{at}")
                 for at, (role, name) in enumerate(named)
             )
-            seen = ScreenState(state, "", ""), elements, png(320, 200, colour), 320, 200
-            graph.add_start("task", 0, 0, Sight("app", *seen))
+            sight_fields = ScreenState(state, "", ""), elements, png(320, 200, colour), 320, 200
+            graph.add_start("task", 0, 0, Sight("app", *sight_fields))
 
 
 def test_of_two_elements_with_one_name_none_is_asked_for_by_it(tmp_path: Path) -> None:
-    named = (("button", "Save"), ("button", "Save"), ("button", "Mail"), ("tab", "Mail"))
-    by_hand(tmp_path / "graph", {"a": ("teal", named)})
+    elements = (("button", "Save"), ("button", "Save"), ("button", "Mail"), ("tab", "Mail"))
+    by_hand(tmp_path / "graph", {"a": ("teal", elements)})
     with read_graph(tmp_path / "graph") as graph:
         found = rows_of(graph, ALL)
     assert {row.query for row in found.rows} == {'click the "Mail" button', 'open the "Mail" tab'}
@@ -183,20 +183,22 @@ def test_of_two_elements_with_one_name_none_is_asked_for_by_it(tmp_path: Path) -
 
 def test_a_picture_of_the_test_split_is_in_no_row_for_training(tmp_path: Path) -> None:
     """Where two screens look alike, and one of them is held out."""
-    held = {state: is_held_out(screen_id("app", state), 0.3) for state in map(str, range(40))}
-    out, kept, other = (
-        next(state for state, is_out in held.items() if is_out),
-        *[state for state, is_out in held.items() if not is_out][:2],
+    is_in_test = {state: is_held_out(screen_id("app", state), 0.3) for state in map(str, range(40))}
+    out, in_train, other = (
+        next(state for state, is_out in is_in_test.items() if is_out),
+        *[state for state, is_out in is_in_test.items() if not is_out][:2],
     )
     name = (("button", "Save"),)
-    by_hand(tmp_path / "graph", {out: ("teal", name), kept: ("teal", name), other: ("navy", name)})
+    by_hand(
+        tmp_path / "graph", {out: ("teal", name), in_train: ("teal", name), other: ("navy", name)}
+    )
     with read_graph(tmp_path / "graph") as graph:
-        found = rows_of(graph, ALL)
-    assert {(row.screen.state, row.split) for row in found.rows} == {
+        result = rows_of(graph, ALL)
+    assert {(row.screen.state, row.split) for row in result.rows} == {
         (out, "test"),
         (other, "train"),
     }
-    assert found.left_out["its picture is held out"] == 1
+    assert result.left_out["its picture is held out"] == 1
 
 
 def test_mistakes_are_told_before_anything_is_written(graph: GraphReader, tmp_path: Path) -> None:

@@ -28,12 +28,12 @@ class CoinEnv:
         screen = Image.new("RGB", (SIDE, SIDE), (seed or 0) % 2**24)
         encoded = io.BytesIO()
         screen.save(encoded, "PNG")
-        self._shown = Observation(encoded.getvalue(), "image/png", SIDE, SIDE)
-        return self._shown, {"instruction": "click the red button"}
+        self._screen = Observation(encoded.getvalue(), "image/png", SIDE, SIDE)
+        return self._screen, {"instruction": "click the red button"}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Any action ends the episode."""
-        return self._shown, float(self._heads), True, False, {}
+        return self._screen, float(self._heads), True, False, {}
 
     def evaluate(self) -> Verdict:
         """What the coin says."""

@@ -27,12 +27,12 @@ class SleepyEnv:
         """The same screen for every seed."""
         encoded = io.BytesIO()
         Image.new("RGB", (SIDE, SIDE)).save(encoded, "PNG")
-        self._shown = Observation(encoded.getvalue(), "image/png", SIDE, SIDE)
-        return self._shown, {}
+        self._screen = Observation(encoded.getvalue(), "image/png", SIDE, SIDE)
+        return self._screen, {}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Any action ends the episode."""
-        return self._shown, 0.0, True, False, {}
+        return self._screen, 0.0, True, False, {}
 
     def evaluate(self) -> Verdict:
         """Sleeps forever."""

@@ -14,7 +14,7 @@ from transformers import Qwen2VLImageProcessorPil
 
 from bus.errors import EngineError
 from dart_cli.policy.images import ImagePreparer, patches_of, with_hashes
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from envs.contract.screenshots import stored_as
 from envs.suites.embedded.suites import MiniSuite
 from scripts.tiny_model import build_image_processor

@@ -10,7 +10,7 @@ import pytest
 
 from bus.errors import DeadlineError, EngineError, PromptError
 from bus.messages import ActRequest, Completion
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from tests.env.parts import Says
 from tests.serve.parts import Endpoint, Held, endpoint, first, picture, shown, text, user
 from tests.waiting import until

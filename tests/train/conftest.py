@@ -25,7 +25,7 @@ from dart_cli.language.parsers import make_action_parser
 from dart_cli.policy.loader import load_policy
 from dart_cli.weights.file import load
 from envs.contract.actions import Click
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from envs.contract.registry import load_suite, make_env
 from scripts.tiny_model import build_tiny, save
 

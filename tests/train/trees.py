@@ -15,7 +15,7 @@ from dart_cli.train.packs.batch_tokens import pad_of
 from dart_cli.train.packs.pack import Pack, PackFeed
 from dart_cli.train.packs.rank_shares import packed_batches
 from dart_cli.train.trained_policy import TrainModel
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 
 SIZES = ((448, 224), (224, 224), (224, 448))
 

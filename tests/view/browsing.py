@@ -19,7 +19,7 @@ from typing import Any
 
 from bus.errors import EnvError
 from envs.suites.miniwob.cdp import Call, Chromium, PageSession
-from envs.suites.miniwob.process import find_chromium
+from envs.tools.chromium import find_chromium
 
 WIDTH, HEIGHT = 1280, 900
 DEADLINE_S = 30.0

@@ -18,7 +18,7 @@ from bus.messages import Outcome, StepRecord
 from dart_cli.data.ledger import Ledger
 from dart_cli.runtime.http_server import make_server
 from dart_cli.view.server import MOST_REQUESTS, make_app
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from tests.altered import altered
 from tests.data.parts import ask_lease, step_record, trajectory_end
 from tests.waiting import PATIENCE_S, wait_until

@@ -17,7 +17,7 @@ from dart_cli.view.graph_pages import ACROSS, DOWN, places
 from dart_cli.view.server import write_file
 from dart_cli.view.site import ROWS
 from envs.contract.elements import Element, ScreenState
-from tests.explore.test_graph_statistics import edge, screen
+from tests.explore.test_paths import edge, screen
 from tests.view.parts import Bones, Server, png, serving
 from tests.view.test_hostile import BENIGN, HOSTILE
 
@@ -56,7 +56,7 @@ def explored(folder: Path, word: str, steps: int = 12) -> None:
                     after=after,
                     detail=word,
                 )
-                if after is None or after.ended:
+                if after is None or after.has_ended:
                     continue
                 assert found.after
                 assert found.shot_after

@@ -18,7 +18,8 @@ from PIL import Image
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.view.server import write_file
 from dart_cli.view.site import stylesheet
-from envs.contract.base import Task, content_hash
+from envs.contract.base import Task
+from envs.contract.blobs import content_hash
 from tests.data.parts import ask_lease, make_ledger, small_config, trajectory_end
 from tests.view.parts import Bones, Server, play_shown, png, serving, shown_step
 from tests.waiting import PATIENCE_S

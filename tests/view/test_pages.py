@@ -15,7 +15,7 @@ from bus.messages import Judgement, StepMismatch, StepValue, VersionSpan
 from dart_cli.data.store.open import open_store
 from dart_cli.data.workers import process_row
 from dart_cli.view.site import ROWS
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from tests.data import parts
 from tests.data.parts import (
     MIXED,

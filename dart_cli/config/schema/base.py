@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
 from pydantic_core import PydanticCustomError
 
-from envs.contract.own_code import did_you_mean
+from bus.error_texts import did_you_mean
 
 _AnyPath = TypeVar("_AnyPath", str, Path)
 

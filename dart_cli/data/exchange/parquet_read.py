@@ -41,7 +41,8 @@ from dart_cli.data.store.rows import PoolSource
 from dart_cli.data.store.steps import StepRow
 from dart_cli.language.pointer_tokens import patch_mistake
 from envs.contract.actions import action_from_dict
-from envs.contract.base import content_hash, reward_of
+from envs.contract.base import reward_of
+from envs.contract.blobs import content_hash
 
 _READ_ROWS = 32  # at once; images are large
 MAX_STEPS = 10_000

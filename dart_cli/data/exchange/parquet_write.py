@@ -27,7 +27,7 @@ from dart_cli.data.exchange.parquet_schema import (
     schema,
     values_of,
 )
-from envs.contract.base import content_hash, image_suffix
+from envs.contract.blobs import content_hash, image_suffix
 
 SHARD_BYTES = 500_000_000
 ROW_GROUP_BYTES = 32_000_000

@@ -88,7 +88,7 @@ CREATE TABLE steps (
     PRIMARY KEY (trajectory_id, step)
 );
 CREATE TABLE screenshots (
-    hash TEXT PRIMARY KEY,               -- envs.contract.base.content_hash
+    hash TEXT PRIMARY KEY,               -- envs.contract.blobs.content_hash
     media_type TEXT NOT NULL,
     bytes BLOB NOT NULL
 );

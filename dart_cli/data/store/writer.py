@@ -33,7 +33,8 @@ from dart_cli.data.store.rows import (
     UsageRow,
 )
 from dart_cli.data.store.steps import StepRow, columns_of, span_versions
-from envs.contract.base import Task, content_hash, image_type, reward_of
+from envs.contract.base import Task, reward_of
+from envs.contract.blobs import content_hash, image_type
 
 _MAX_NUMBERS = 4096
 """Most group numbers in the cache."""

@@ -20,10 +20,11 @@ from bus.errors import EnvError, TaskError
 from envs.contract.actions import Action, Answer, Done, Fail, Type, Wait
 from envs.contract.base import Observation, Task, Verdict, task_of
 from envs.contract.elements import Element, Node, ScreenState, elements_of, state_of
-from envs.contract.options import ImageEncoding, Pause, ResourcePool, Seconds, SharedPools, checked
+from envs.contract.options import ImageEncoding, Pause, Seconds, checked
 from envs.contract.screenshots import observe
 from envs.suites.android.actions import Finger, finger_after, lift, scripts_of, unwritten
 from envs.suites.android.adb import AdbTransport, find_adb, focus_of, nodes_of, read_views
+from envs.tools.resource_pools import ResourcePool, SharedPools
 from envs.tools.taskfile import (
     METRICS,
     Check,

@@ -1,7 +1,7 @@
 """GUI actions as calls of program.py.
 
-    CallWriter   the actions of one episode
-    MEANINGS     keys that a browser itself understands, which a page without its frame does not get
+    CallWriter   converts the actions of one episode into calls
+    MEANINGS     keys with a meaning for the browser itself, as calls
 
 A call is a name and plain values. Points are in pixels of the screenshot.
 """
@@ -43,19 +43,19 @@ _KEYS = {
     "left": "ArrowLeft", "right": "ArrowRight", "home": "Home", "end": "End", "pageup": "PageUp",
     "pagedown": "PageDown", **{f"f{number}": f"F{number}" for number in range(1, 13)},
 }  # fmt: skip
-"""Our names of keys -> the browser's."""
+"""Name of a key here -> its name in the browser."""
 
 
 class CallWriter:
-    """Actions of one episode, in their order."""
+    """Converts the actions of one episode into calls, in their order."""
 
     def __init__(self) -> None:
         self._machine = InputMachine(
-            STRIDE, lambda key: _named(key) is not None, most_notches=MOST_NOTCHES
+            STRIDE, lambda key: _browser_key(key) is not None, most_notches=MOST_NOTCHES
         )
 
     def calls_of(self, action: Action) -> list[Call]:
-        """Return the calls that perform `action`; none for one that does nothing here."""
+        """Return the calls that perform `action`; none if it does nothing here."""
         match action:
             case KeyPress(keys=keys) if call := MEANINGS.get(tuple(map(canonical, keys))):
                 return [call]
@@ -86,15 +86,15 @@ def _perform(event: Event) -> Iterator[Call]:
             yield ("move", *at, 1)
             yield ("wheel", NOTCH * dx, NOTCH * dy)
         case Key(name=name, down=down):
-            yield ("key_down" if down else "key_up", _named(name))
+            yield ("key_down" if down else "key_up", _browser_key(name))
         case Text(text=text):
             for piece in re.findall(r"\n|\t|[^\n\t]+", text):
                 key = {"\n": "Enter", "\t": "Tab"}.get(piece)
                 yield from (("key_down", key), ("key_up", key)) if key else (("type", piece),)
 
 
-def _named(name: str) -> str | None:
-    """Return the browser's name of a key; None for one that it does not know."""
+def _browser_key(name: str) -> str | None:
+    """Return the browser's name of a key; None if it has no such key."""
     if len(name) == 1:
         return name if name.isascii() and name.isprintable() and name != " " else None
     return _KEYS.get(name)

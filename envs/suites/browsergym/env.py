@@ -1,10 +1,10 @@
 """BrowsergymEnv: plays BrowserGym's tasks in a process that has the package.
 
-The reward of a task is BrowserGym's own, told after each step. A page that hangs, a browser that dies and a
-task that cannot be set up raise EnvError: the process is killed with its browser, and the next reset has a
-new one.
+The reward of a task is BrowserGym's own, which it computes after each step. A page that hangs, a browser
+that dies and a task that cannot be set up raise EnvError; the process is then killed with its browser, and
+the next reset starts a new one.
 
-An instruction is text, so images of a goal come below the first screenshot (with_images).
+An instruction is text, so the images of a goal are shown below the first screenshot (with_images).
 """
 
 from __future__ import annotations
@@ -23,31 +23,27 @@ from PIL import Image, UnidentifiedImageError
 from bus.errors import EnvError
 from envs.contract.actions import Action, Answer, Done, Fail, Goto, Wait
 from envs.contract.base import Observation, ObservedKind, Task, Verdict
-from envs.contract.screenshots import MOST_CHARS, Widget, as_seen, bounded, outline
+from envs.contract.observed_texts import MOST_CHARS, Widget, bounded, outline
+from envs.contract.screenshots import as_seen
 from envs.suites.browsergym.calls import CallWriter
 from envs.suites.browsergym.tasks import benchmark_of, need_interpreter, source
-from envs.suites.miniwob.process import (
-    find_chromium,
-    make_profile,
-    remove_profile,
-    remove_stale_profiles,
-)
 from envs.tools.child_program import ChildProgram
+from envs.tools.chromium import find_chromium, make_profile, remove_profile, remove_stale_profiles
 
 GoalImages = Literal["below", "refuse"]
 
 OPENED = ("http", "https")
-"""What `goto` opens: a policy reads no file of this host."""
+"""Schemes that `goto` opens, so that a policy cannot read the files of this host."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What make_env was given."""
+    """The options of make_env."""
 
-    python: str  # the interpreter; empty: the one that is found
+    python: str  # the interpreter; empty: the one of find_interpreter
     chromium: str  # the browser's binary; empty: Debian's
     pages: str  # address of MiniWoB's pages, ends with /; empty: none
-    pause_s: float | None  # that a page gets to react; None: its benchmark's
+    pause_s: float | None  # time for a page to react; None: its benchmark's
     size: tuple[int, int] | None  # of the viewport, pixels; None: the task's
     deadline_s: float  # of a step
     reset_s: float  # of a reset
@@ -62,21 +58,22 @@ class BrowsergymEnv:
     def __init__(
         self, find_task: Callable[[Mapping[str, Any] | None], Task], settings: Settings
     ) -> None:
-        """`find_task` tells which task the options of a reset name; it raises TaskError."""
+        """Make an environment; `find_task` returns the task that a reset names, or raises TaskError."""
         self._find_task = find_task
         self._settings = settings
         self._program: ChildProgram | None = None
         self._folder: tuple[Path, int] | None = None  # for its temporary files, and the lock
         self._task: Task | None = None
         self._writer = CallWriter()
-        self._told: dict[str, Any] = {}
-        self._judged = False  # the present state has BrowserGym's reward
+        self._answer: dict[str, Any] = {}
+        # Whether BrowserGym's reward of the present state is in `_answer`.
+        self._is_evaluated = False
         self._over = True
         self._closed = False
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if one runs."""
+        """The process id; None if no process runs."""
         return None if self._program is None else self._program.pid
 
     def reset(
@@ -87,7 +84,7 @@ class BrowsergymEnv:
             raise EnvError("the environment is closed")
         task = self._find_task(options)
         name = task.params["name"]
-        self._task, self._over, self._judged = None, True, False
+        self._task, self._over, self._is_evaluated = None, True, False
         pause_s = self._settings.pause_s
         request = {
             "do": "reset",
@@ -99,7 +96,7 @@ class BrowsergymEnv:
             "task_options": dict(self._settings.task_options),
             "tree": self._tree,
         }
-        told, [screenshot, *images] = self._ask(request, self._settings.reset_s, f"reset {name}")
+        answer, [screenshot, *images] = self._ask(request, self._settings.reset_s, f"reset {name}")
         if images and self._settings.goal_images == "refuse":
             raise EnvError(
                 f"{task.id}: its goal has {len(images)} images, and env.options.goal_images refuses them"
@@ -108,10 +105,10 @@ class BrowsergymEnv:
             screenshot = with_images(screenshot, images)
         self._writer = CallWriter()
         self._task, self._over = task, False
-        return self._observation(told, screenshot), {"instruction": told["goal"]}
+        return self._observation(answer, screenshot), {"instruction": answer["goal"]}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Perform the action; BrowserGym then judges the state. Raises EnvError."""
+        """Perform the action, after which BrowserGym evaluates the state. Raises EnvError."""
         task = self._playing()
         if self._over:
             raise EnvError("the episode is over; call reset before the next step")
@@ -120,23 +117,23 @@ class BrowsergymEnv:
         waits = action.seconds if isinstance(action, Wait) else 0.0
         request = {"do": "act", "calls": self._writer.calls_of(action), "tree": self._tree}
         deadline_s = self._settings.deadline_s + waits
-        told, [screenshot] = self._ask(request, deadline_s, f"{action.kind} in {task.id}")
-        self._told, self._judged = told, True
-        self._over = told["ended"] or isinstance(action, Done | Fail | Answer)
+        answer, [screenshot] = self._ask(request, deadline_s, f"{action.kind} in {task.id}")
+        self._answer, self._is_evaluated = answer, True
+        self._over = answer["ended"] or isinstance(action, Done | Fail | Answer)
         reward = (self.evaluate().reward or 0.0) if self._over else 0.0
-        info = {"raw_reward": told["reward"], "action_error": told["action_error"]}
-        return self._observation(told, screenshot), reward, self._over, False, info
+        info = {"raw_reward": answer["reward"], "action_error": answer["action_error"]}
+        return self._observation(answer, screenshot), reward, self._over, False, info
 
     def evaluate(self) -> Verdict:
-        """BrowserGym's reward of the present state. Raises EnvError where it gives none."""
+        """Return BrowserGym's reward of the present state as a verdict. Raises EnvError if it gives none."""
         task = self._playing()
-        if not self._judged:
-            self._told, _ = self._ask(
+        if not self._is_evaluated:
+            self._answer, _ = self._ask(
                 {"do": "judge"}, self._settings.deadline_s, f"judge {task.id}"
             )
-            self._judged = True
-        why = f": {self._told['why']}" if self._told["why"] else ""
-        return Verdict.scored(self._told["reward"], f"BrowserGym's reward{why}")
+            self._is_evaluated = True
+        why = f": {self._answer['why']}" if self._answer["why"] else ""
+        return Verdict.scored(self._answer["reward"], f"BrowserGym's reward{why}")
 
     def close(self) -> None:
         """End the process and its browser; may be called twice."""
@@ -158,11 +155,11 @@ class BrowsergymEnv:
         try:
             return self._start().ask(request, deadline_s, what)
         except EnvError:
-            self._end()  # its browser may be what is broken
+            self._end()  # the fault may be in its browser
             raise
 
     def _start(self) -> ChildProgram:
-        """Return the process that runs, or a new one."""
+        """Return the running process, or start a new one."""
         if self._program is None:
             python = need_interpreter(self._settings.python)
             remove_stale_profiles()
@@ -183,22 +180,22 @@ class BrowsergymEnv:
             remove_profile(folder[0])
             os.close(folder[1])
 
-    def _observation(self, told: Mapping[str, Any], screenshot: bytes) -> Observation:
+    def _observation(self, answer: Mapping[str, Any], screenshot: bytes) -> Observation:
         if screenshot[:8] != b"\x89PNG\r\n\x1a\n":
             raise EnvError("the screenshot is no PNG")
         width, height = struct.unpack(">II", screenshot[16:24])
         texts: dict[ObservedKind, str] = {}
         if self._tree:
             widgets = [
-                Widget(role, name, text, tuple(box)) for role, name, text, box in told["widgets"]
+                Widget(role, name, text, tuple(box)) for role, name, text, box in answer["widgets"]
             ]
-            shown = [each for each in widgets if _meets(each.box, width, height)]
-            texts["accessibility"] = bounded("accessibility", outline(shown), MOST_CHARS)
+            visible = [widget for widget in widgets if _meets(widget.box, width, height)]
+            texts["accessibility"] = bounded("accessibility", outline(visible), MOST_CHARS)
         return Observation(screenshot, "image/png", width, height, texts)
 
 
 def opened(action: Goto) -> Action:
-    """Return the action with a whole address; a wait of no time where it names what may not be opened."""
+    """Return the action with a complete address, or a wait of no time if that address may not be opened."""
     url = action.url.strip()
     if "://" not in url and url != "about:blank":
         url = f"http://{url}"
@@ -210,7 +207,7 @@ def opened(action: Goto) -> Action:
 
 
 def _meets(box: tuple[int, int, int, int] | None, width: int, height: int) -> bool:
-    """Whether some of a box is on the screen."""
+    """Return True if a part of the box is on the screen."""
     if box is None:
         return False
     left, top, wide, high = box
@@ -223,10 +220,10 @@ _BACKGROUND = "white"
 
 
 def with_images(screenshot: bytes, images: Sequence[bytes]) -> bytes:
-    """Return a PNG: the screenshot as it is, and below it the images side by side, in half its height.
+    """Return a PNG of the screenshot with the images side by side below it, in half its height.
 
-    A point of the page keeps its numbers; one below it hits nothing. Raises EnvError for an image that
-    cannot be read.
+    Points of the page keep their coordinates; a point below the page hits nothing. Raises EnvError for an
+    image that cannot be read.
     """
     screen = as_seen(Image.open(io.BytesIO(screenshot)))
     strip = screen.height // 2

@@ -1,14 +1,15 @@
 """The program that plays BrowserGym's tasks, in an interpreter that has the package `browsergym`.
 
-Runs as `python -c SOURCE`; envs/tools/child_program.py has the protocol. Never imported.
+It runs as `python -c SOURCE` and is never imported; envs/tools/child_program.py defines the protocol. Its
+requests and their answers:
 
     {"do": "list"}   ->  the registered tasks, and the packages that could not be loaded
     {"do": "reset"}  ->  the goal and its images, and the first screen
-    {"do": "act", "calls": [[name, argument, ...], ...]}  ->  the reward and the screen after them
+    {"do": "act", "calls": [[name, argument, ...], ...]}  ->  the reward and the screen after the calls
     {"do": "judge"}  ->  the reward of the present state
     any error        ->  {"error": "one line"}
 
-A call is a name of `Hands` and plain values; nothing is built from them that is run as code.
+A call is the name of a method of `Hands` with plain values as arguments; no code is built from them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ LEAVING = (
     "Not attached to an active page",
     "Cannot mark a child frame without a bid",
 )
-"""What Playwright and BrowserGym say of a page that is replaced by another one just now."""
+"""Parts of the errors of Playwright and BrowserGym for a page that is just being replaced by another."""
 SHOWS_PAGE = "window.dispatchEvent(new Event('pageshow', {bubbles: true, cancelable: false}))"
 
 
@@ -65,21 +66,21 @@ def end_with(parent: int) -> None:
     os._exit(1)
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
 def load_packages(only: str = "") -> dict[str, str]:
-    """Import every package that registers tasks, or the one of this name; those that failed, with the reason.
+    """Import every package that registers tasks, or only `only`; return those that failed, and why.
 
-    Some of them load torch, so one is asked for where it is enough.
+    Some packages load torch, so that one alone is imported where it is enough.
     """
     browsergym: Any = importlib.import_module("browsergym")
     names = [
-        f"browsergym.{found.name}"
-        for found in pkgutil.iter_modules(browsergym.__path__)
-        if found.name not in ("core", "utils", "experiments")  # which register none
+        f"browsergym.{module.name}"
+        for module in pkgutil.iter_modules(browsergym.__path__)
+        if module.name not in ("core", "utils", "experiments")  # which register none
     ]
     names += [
         name for name in os.environ.get("DART_BROWSERGYM_PACKAGES", "").split(",") if name.strip()
@@ -89,23 +90,23 @@ def load_packages(only: str = "") -> dict[str, str]:
         if only in ("", name.rpartition(".")[2]):
             try:
                 importlib.import_module(name)
-            except Exception as error:  # noqa: BLE001 - told where its tasks are wanted
-                failed[name] = told(error)
+            except Exception as error:  # noqa: BLE001 - reported when its tasks are played
+                failed[name] = describe_error(error)
     return failed
 
 
 def registered() -> dict[str, Any]:
-    """Return the ids of all tasks without their prefix, and what could not be loaded."""
+    """Return the ids of all tasks without their prefix, and the packages that could not be loaded."""
     core: Any = importlib.import_module("browsergym.core")
     gymnasium: Any = importlib.import_module("gymnasium")
     failed = load_packages()
     prefix = "browsergym/"
-    ids = [each.removeprefix(prefix) for each in gymnasium.registry if each.startswith(prefix)]
+    ids = [name.removeprefix(prefix) for name in gymnasium.registry if name.startswith(prefix)]
     infeasible = [f"webarena.{number}" for number in unachievable()]
     return {
         "version": core.__version__,
         "tasks": ids,
-        "infeasible": [each for each in infeasible if each in ids],
+        "infeasible": [task for task in infeasible if task in ids],
         "failed": failed,
     }
 
@@ -115,14 +116,19 @@ def unachievable() -> list[int]:
     try:
         webarena: Any = importlib.import_module("webarena")
         configs = json.loads(files(webarena).joinpath("test.raw.json").read_text("utf-8"))
-        answers = [(each["task_id"], each["eval"].get("reference_answers")) for each in configs]
+        answers = [
+            (config["task_id"], config["eval"].get("reference_answers")) for config in configs
+        ]
         return [task for task, answer in answers if (answer or {}).get("fuzzy_match") == "N/A"]
     except Exception:  # noqa: BLE001 - another version of the package, or none
         return []
 
 
 class QuietChat:
-    """The messages of an episode. BrowserGym's own shows them in a second browser, which nothing looks at."""
+    """The messages of an episode.
+
+    BrowserGym's own class shows them in a second browser, which is not needed.
+    """
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -135,14 +141,14 @@ class QuietChat:
             self.messages.append({"role": role, "timestamp": time.time(), "message": msg})
 
     def wait_for_user_message(self) -> None:
-        """No user is there."""
+        """Return at once, since there is no user."""
 
     def close(self) -> None:
         """Nothing to free."""
 
 
 class KeptBrowser:
-    """A browser that several episodes use, each with a context of its own: BrowserGym starts one for each."""
+    """A browser that several episodes use, each with its own context; BrowserGym would start one for each."""
 
     def __init__(self, browser: Any) -> None:
         self._browser = browser
@@ -151,18 +157,18 @@ class KeptBrowser:
         return getattr(self._browser, name)
 
     def close(self) -> None:
-        """Leave it open: KeptPlaywright closes it. Contexts that its episode left are closed."""
+        """Close the contexts that the episode left; KeptPlaywright closes the browser itself."""
         for context in self._browser.contexts:
             context.close()
 
 
 class KeptPlaywright:
-    """Playwright, as far as BrowserGym's environment asks it for a browser. Its own `chromium`."""
+    """Playwright with a `launch` that returns one browser for several episodes. It is its own `chromium`."""
 
     def __init__(self, playwright: Any) -> None:
         self._playwright = playwright
         self._browser: Any = None
-        self._asked: dict[str, Any] = {}  # for the browser
+        self._launch_options: dict[str, Any] = {}  # of the browser in use
         self._episodes = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -170,23 +176,23 @@ class KeptPlaywright:
 
     @property
     def chromium(self) -> Any:
-        """Where `launch` is."""
+        """The object that has `launch`: this one."""
         return self
 
-    def launch(self, **asked: Any) -> KeptBrowser:
-        """Return the browser in use, where it runs, is the one that is asked for, and is not worn out."""
+    def launch(self, **options: Any) -> KeptBrowser:
+        """Return the browser in use, or start one if it ended, is worn out or has other options."""
         self._episodes += 1
-        fits = asked == self._asked and self._episodes <= EPISODES_A_BROWSER
+        fits = options == self._launch_options and self._episodes <= EPISODES_A_BROWSER
         if self._browser is None or not fits or not self._browser.is_connected():
             if self._browser is not None:
                 self._browser.close()
-            self._browser = self._playwright.chromium.launch(**asked)
-            self._asked, self._episodes = asked, 1
+            self._browser = self._playwright.chromium.launch(**options)
+            self._launch_options, self._episodes = options, 1
         return KeptBrowser(self._browser)
 
 
 class Hands:
-    """What may be done in one step: mouse, keyboard, pages, messages. Points are in pixels of the screenshot."""
+    """The calls of a step: mouse, keyboard, pages, messages. Points are in pixels of the screenshot."""
 
     def __init__(self, env: Any, send: Any, report: Any) -> None:
         self._env = env
@@ -238,11 +244,11 @@ class Hands:
         self._page.goto(url)
 
     def back(self) -> None:
-        """To the page before."""
+        """Go back to the previous page."""
         self._page.go_back()
 
     def forward(self) -> None:
-        """To the page after."""
+        """Go forward to the next page."""
         self._page.go_forward()
 
     def reload(self) -> None:
@@ -269,7 +275,7 @@ class Hands:
         self._show(pages[(pages.index(self._page) + int(by)) % len(pages)])
 
     def message(self, text: str) -> None:
-        """Tell the user a text, which is the answer."""
+        """Send the user a text, which is the answer."""
         self._send(str(text))
 
     def infeasible(self, reason: str) -> None:
@@ -278,21 +284,21 @@ class Hands:
 
     def _show(self, page: Any) -> None:
         page.bring_to_front()
-        page.evaluate(SHOWS_PAGE)  # by which BrowserGym learns of the active page
+        page.evaluate(SHOWS_PAGE)  # the event by which BrowserGym notes the active page
 
 
 CALLS = {name for name in vars(Hands) if not name.startswith("_")}
 
 
 class Player:
-    """One environment at a time."""
+    """Answers requests with one BrowserGym environment at a time."""
 
     def __init__(self) -> None:
         self._env: Any = None
         self._playwright: KeptPlaywright | None = None
 
     def answer(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-        """Perform the request; an exception becomes an answer, too."""
+        """Perform a request and return the answer and its blobs; an exception becomes an answer too."""
         try:
             what = request["do"]
             if what == "list":
@@ -303,9 +309,9 @@ class Player:
                 raise RuntimeError("no task is being played")
             if what == "act":
                 return self._act(request)
-            return self._judged(self._env.post_step({})[1:]), []
+            return self._reward_of(self._env.post_step({})[1:]), []
         except Exception as error:  # noqa: BLE001 - whatever a task raises makes its episode invalid
-            return {"error": told(error)}, []
+            return {"error": describe_error(error)}, []
 
     def close(self) -> None:
         """Close the browser."""
@@ -331,7 +337,7 @@ class Player:
             environment._get_global_playwright = lambda: self._playwright  # noqa: SLF001
             environment.Chat = QuietChat
         viewport = request["viewport"]
-        made = gymnasium.make(
+        wrapped = gymnasium.make(
             full,
             disable_env_checker=True,
             headless=True,
@@ -343,7 +349,7 @@ class Player:
             pw_chromium_kwargs={"executable_path": request["chromium"]},
             task_kwargs=request["task_options"],
         )
-        self._env = made.unwrapped
+        self._env = wrapped.unwrapped
         observation, _ = self._env.reset(seed=request["seed"])
         texts, images = [], []
         for part in observation["goal_object"]:
@@ -368,48 +374,48 @@ class Player:
                 getattr(hands, name)(*arguments)
         except (playwright.Error, IndexError) as error:
             # As in BrowserGym: what cannot be done does nothing. A browser that died is found below.
-            env.last_action_error = told(error)
-        return self._looked(info, request)
+            env.last_action_error = describe_error(error)
+        return self._reward_and_screen(info, request)
 
-    def _looked(
+    def _reward_and_screen(
         self, info: dict[str, Any], request: dict[str, Any]
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Return the reward and the screen; again, where the page was being left meanwhile."""
+        """Return the reward and the screen; try again if the page was being replaced meanwhile."""
         playwright: Any = importlib.import_module("playwright.sync_api")
         for tries_left in reversed(range(TRIES)):
             try:
                 _, *rest = self._env.post_step(info)
                 screen, blobs = self._screen(request)
             except playwright.Error as error:
-                if not tries_left or not any(said in str(error) for said in LEAVING):
+                if not tries_left or not any(phrase in str(error) for phrase in LEAVING):
                     raise
                 time.sleep(TRY_AGAIN_S)
             else:
-                return {**self._judged(rest), **screen}, blobs
+                return {**self._reward_of(rest), **screen}, blobs
         raise AssertionError("the last try returns or raises")
 
-    def _judged(self, rest: Any) -> dict[str, Any]:
-        reward, ended, _, info = rest
+    def _reward_of(self, rest: Any) -> dict[str, Any]:
+        reward, terminated, _, info = rest
         error = (info.get("task_info") or {}).get("error", "")
         why = {"why": str(error), "action_error": self._env.last_action_error}
-        return {"reward": float(reward), "ended": bool(ended), **why}
+        return {"reward": float(reward), "ended": bool(terminated), **why}
 
     def _screen(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
         page = self._env.page
         shot = screenshot(page)
-        told_of: dict[str, Any] = {"url": page.url}
+        answer: dict[str, Any] = {"url": page.url}
         if request["tree"]:
-            told_of["widgets"] = widgets_of(page)
-        return told_of, [shot]
+            answer["widgets"] = widgets_of(page)
+        return answer, [shot]
 
 
 def scale_of(page: Any) -> float:
-    """Pixels of a screenshot per CSS pixel, as a task of BrowserGym may ask for."""
+    """Return the pixels of a screenshot per CSS pixel, which a task of BrowserGym may set."""
     return float(getattr(page, "_bgym_scale_factor", 1.0))
 
 
 def screenshot(page: Any) -> bytes:
-    """Return the viewport as a PNG, as BrowserGym's observations have it."""
+    """Return a screenshot of the viewport as PNG, as in BrowserGym's observations."""
     scale, size = scale_of(page), page.viewport_size
     session = session_of(page)
     metrics = {**size, "deviceScaleFactor": scale, "mobile": False}
@@ -422,14 +428,14 @@ def screenshot(page: Any) -> bytes:
 
 
 def session_of(page: Any) -> Any:
-    """Return the one session with a page that all its screenshots use; to make one takes longer than a screenshot."""
+    """Return a page's session for all its screenshots, since making one takes longer than a screenshot."""
     if getattr(page, "dart_session", None) is None:
         page.dart_session = page.context.new_cdp_session(page)
     return page.dart_session
 
 
 def image_of(url: Any) -> bytes:
-    """Return a goal's image: the bytes of a data URL."""
+    """Return the bytes of a goal's image, which is a data URL."""
     address = url["url"] if isinstance(url, dict) else url
     head, comma, data = str(address).partition(",")
     if not (comma and head.startswith("data:") and head.endswith(";base64")):
@@ -441,7 +447,7 @@ def image_of(url: Any) -> bytes:
 
 
 def widgets_of(page: Any) -> list[list[Any]]:
-    """Role, name, text and box of what can be seen, by BrowserGym's own reading of the page."""
+    """Return role, name, text and box of each visible widget, as BrowserGym itself reads the page."""
     reading: Any = importlib.import_module("browsergym.core.observation")
     reading._pre_extract(page, lenient=True)  # noqa: SLF001 - there is no public name for it
     try:

@@ -1,4 +1,4 @@
-"""BrowsergymSuite: every task that BrowserGym registers, and what it needs."""
+"""BrowsergymSuite: every task that BrowserGym registers, and a check of what it needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from envs.contract.base import ObservedKind, Task, task_of
 from envs.contract.options import Pause, Seconds, Size, checked
 from envs.suites.browsergym.env import BrowsergymEnv, GoalImages, Settings
 from envs.suites.browsergym.tasks import (
-    CURE,
+    INSTALL_STEP,
     benchmark_of,
     find_interpreter,
     known_tasks,
@@ -21,35 +21,35 @@ from envs.suites.browsergym.tasks import (
     need_interpreter,
     registered_tasks,
 )
-from envs.suites.miniwob.env import find_pages
-from envs.suites.miniwob.process import find_chromium
+from envs.tools.chromium import find_chromium
+from envs.tools.miniwob_pages import find_pages
 
 logger = logging.getLogger(__name__)
 
 
 class BrowsergymSuite:
-    """The tasks that BrowserGym registers in its interpreter; without one those of its release 0.14.3."""
+    """The tasks that BrowserGym registers in its interpreter, or without one those of release 0.14.3."""
 
     name = "browsergym"
     observes: tuple[ObservedKind, ...] = ("accessibility",)
 
     @cached_property
     def tasks(self) -> Mapping[str, Task]:
-        """By id, `browsergym/` and BrowserGym's own name, e.g. browsergym/miniwob.click-test."""
+        """The tasks by id: `browsergym/` and BrowserGym's own name, e.g. browsergym/miniwob.click-test."""
         try:
             python = find_interpreter()
             if python:
                 registered = registered_tasks(python)
                 return make_tasks(registered.tasks, registered.infeasible)
         except MissingPartError:
-            pass  # check_parts says it
+            pass  # check_parts reports it
         except EnvError as error:
             logger.warning("%s; taking the tasks of BrowserGym 0.14.3", error)
         return known_tasks()
 
     @cached_property
     def elsewhere(self) -> Mapping[str, str]:
-        """Tasks of BrowserGym 0.14.3 whose package the interpreter has not, and how it is installed there."""
+        """Task of BrowserGym 0.14.3 whose package the interpreter lacks -> how to install it there."""
         return {
             task_id: "its package is not installed in BrowserGym's interpreter: "
             f"scripts/setup-browsergym {benchmark_of(task.params['name']).package}"
@@ -71,13 +71,13 @@ class BrowsergymSuite:
         task_options: Mapping[str, Any] | None = None,
         observe: Sequence[ObservedKind] = (),
     ) -> BrowsergymEnv:
-        """Return an environment with a process and a browser of its own, which the first reset starts.
+        """Return an environment with its own process and browser, which the first reset starts.
 
         `python` is the interpreter that has BrowserGym, `chromium` the browser's binary if it is not
-        Debian's. `size` is that of the viewport (the task's own if None), `pause_s` the time that a page
-        gets to react to an action (its benchmark's if None). `deadline_s` is the longest time of a step, `reset_s`
-        of a reset. `goal_images` says what becomes of images in a goal: "below" the first screenshot, or
-        "refuse". `task_options` are given to the class of the task, e.g. {"with_na_hint": true} in
+        Debian's. `size` is the size of the viewport (None: the task's), `pause_s` the time that a page gets
+        to react to an action (None: the benchmark's). `deadline_s` is the longest time of a step, `reset_s`
+        of a reset. Images in a goal are shown "below" the first screenshot, or raise an error ("refuse"),
+        as `goal_images` says. `task_options` go to the class of the task, e.g. {"with_na_hint": true} in
         WebArena. Raises TaskError.
         """
         settings = Settings(
@@ -96,11 +96,11 @@ class BrowsergymSuite:
 
     @checked
     def longest_reset_s(self, *, reset_s: Seconds = 55.0, **_: object) -> float:
-        """Return the seconds after which the process of a reset is killed with its browser."""
+        """Return the seconds after which a reset that hangs is killed with its process and browser."""
         return reset_s
 
     def _task(self, options: Mapping[str, Any] | None) -> Task:
-        """Return what a reset is asked for; the interpreter is not asked for its tasks before."""
+        """Return the task that a reset names. The interpreter's list of tasks is read only now."""
         return task_of(options, self.tasks, self.name, self.elsewhere)
 
     def check_parts(
@@ -111,25 +111,27 @@ class BrowsergymSuite:
         tasks: Collection[str] | None = None,
         **_: object,
     ) -> None:
-        """Raise MissingPartError if browser, interpreter, package or backend are missing.
+        """Raise MissingPartError if the browser, the interpreter, a package or a backend is missing.
 
-        Packages and backends are those of `tasks`; without them they are not looked for.
+        Packages and backends are checked for `tasks` only.
         """
         find_chromium(chromium)
-        found = need_interpreter(python)
+        interpreter = need_interpreter(python)
         try:
-            registered = registered_tasks(found)
+            registered = registered_tasks(interpreter)
         except EnvError as error:
-            raise MissingPartError(f"{found} cannot load BrowserGym: {error}; {CURE}") from None
-        names = sorted({each.partition("/")[2] for each in tasks or ()})
+            raise MissingPartError(
+                f"{interpreter} cannot load BrowserGym: {error}; {INSTALL_STEP}"
+            ) from None
+        names = sorted({task_id.partition("/")[2] for task_id in tasks or ()})
         if missing := lacking(registered, names):
             raise MissingPartError(missing)
         if any(name.startswith("miniwob.") for name in names) and not _pages():
-            find_pages()  # says how it is installed
+            find_pages()  # raises MissingPartError with the install step
 
 
 def _pages() -> str:
-    """Return the address of MiniWoB's pages: those of the package miniwob; empty where it is not installed."""
+    """Return the address of MiniWoB's pages in the package miniwob; empty if that is not installed."""
     try:
         return f"{find_pages().as_uri()}/"
     except MissingPartError:

@@ -1,10 +1,11 @@
-"""Which tasks BrowserGym has, and the interpreter that has BrowserGym, whose pins exclude ours.
+"""BrowserGym's tasks, and the interpreter that has BrowserGym, whose version pins exclude those of dart.
 
-find_interpreter  the one that an option, a variable or scripts/setup-browsergym names; CURE makes it
-BENCHMARKS        steps, packages and backends by the first word of an id
-known_tasks       ids of BrowserGym 0.14.3, for a host where no interpreter can be asked
-registered_tasks  ids that an interpreter registers; asked once, then from a cache
-lacking           what is missing for a task
+find_interpreter   the interpreter named by an option, a variable or scripts/setup-browsergym
+INSTALL_STEP       how to make that interpreter, for errors
+BENCHMARKS         steps, packages and backends by the first word of a task's id
+known_tasks        the tasks of BrowserGym 0.14.3, for a host without an interpreter that could list them
+registered_tasks   the tasks that an interpreter registers, listed once and then read from a cache
+lacking            what is missing for a task
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from envs.tools.child_program import ChildProgram, find_named
 
 VARIABLE = "DART_BROWSERGYM_PYTHON"
 FOLDER = ".venv-browsergym"
-CURE = (
+INSTALL_STEP = (
     "scripts/setup-browsergym in dart's folder makes it, or name one in the environment variable "
     f"{VARIABLE} or in env.options.python"
 )
 
 
-def find_interpreter(named: str = "") -> str:
-    """Return the interpreter called `named`, else that of the variable, else that of scripts/setup-browsergym.
+def find_interpreter(option: str = "") -> str:
+    """Return the interpreter of `option`, else of the variable, else of scripts/setup-browsergym.
 
-    An empty text where there is none; raises MissingPartError if one is named and is not there.
+    Returns an empty text if there is none. Raises MissingPartError if one is named and does not exist.
     """
-    for name, how in ((named, "env.options.python"), (os.environ.get(VARIABLE, ""), VARIABLE)):
+    for name, how in ((option, "env.options.python"), (os.environ.get(VARIABLE, ""), VARIABLE)):
         if name:
-            found = find_named(name)
-            if found is None:
-                raise MissingPartError(f"{how}: no interpreter at {name}; {CURE}")
-            return found
+            path = find_named(name)
+            if path is None:
+                raise MissingPartError(f"{how}: no interpreter at {name}; {INSTALL_STEP}")
+            return path
     root = Path(__file__).parents[3]
     for folder in (Path.cwd(), root):
         python = folder / FOLDER / "bin" / "python"
@@ -51,28 +52,28 @@ def find_interpreter(named: str = "") -> str:
     return ""
 
 
-def need_interpreter(named: str = "") -> str:
-    """Return the same interpreter as `find_interpreter`; raises MissingPartError where there is none."""
-    python = find_interpreter(named)
+def need_interpreter(option: str = "") -> str:
+    """Return the interpreter that `find_interpreter` finds. Raises MissingPartError if there is none."""
+    python = find_interpreter(option)
     if not python:
-        raise MissingPartError(f"BrowserGym needs an interpreter of its own: {CURE}")
+        raise MissingPartError(f"BrowserGym needs an interpreter of its own: {INSTALL_STEP}")
     return python
 
 
 logger = logging.getLogger(__name__)
 
 LIST_S = 120.0
-"""Time limit for loading every package of an interpreter, from a cold disk."""
+"""Limit in seconds for loading every package of an interpreter, from a cold disk."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What one family of tasks needs and allows."""
+    """The needs and limits of one family of tasks."""
 
     package: str  # on PyPI
-    max_steps: int  # of BrowserGym's own benchmark of it
-    pause_s: float = 0.5  # that a page gets to react to an action
-    variables: tuple[str, ...] = ()  # that its tasks read; without them none can be set up
+    max_steps: int  # as in BrowserGym's own benchmark
+    pause_s: float = 0.5  # time for a page to react to an action
+    variables: tuple[str, ...] = ()  # environment variables without which no task can be set up
 
 
 _WEBARENA = tuple(
@@ -100,21 +101,24 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "assistantbench": Benchmark("browsergym-assistantbench", 30),
     "workarena": Benchmark("browsergym-workarena", 50),
 }
-"""By the first word of an id. `max_steps` of WorkArena is that of its levels 2 and 3; level 1 has 15."""
+"""First word of an id -> its benchmark. WorkArena's `max_steps` is for its levels 2 and 3; level 1 has 15."""
 
 OTHER = Benchmark("the package that registers it", 30)
-"""Tasks of any other package."""
+"""The benchmark of tasks of any other package."""
 
 _LEVEL_1_STEPS = 15
 
 
 def benchmark_of(name: str) -> Benchmark:
-    """Of a task by its id without `browsergym/`, e.g. webarena.12."""
+    """Return the benchmark of a task, by its id without `browsergym/`, e.g. webarena.12."""
     return BENCHMARKS.get(name.partition(".")[0], OTHER)
 
 
 def make_tasks(names: Iterable[str], infeasible: Iterable[str] = ()) -> dict[str, Task]:
-    """Tasks by id, of names without `browsergym/`; the open-ended task, which has no goal, is none."""
+    """Return tasks by id, from names without `browsergym/`.
+
+    The open-ended task, which has no goal, is left out.
+    """
     cannot = set(infeasible)
     return {
         f"browsergym/{name}": Task(
@@ -131,7 +135,10 @@ def make_tasks(names: Iterable[str], infeasible: Iterable[str] = ()) -> dict[str
 
 
 def known_names() -> Iterator[str]:
-    """Yield the ids of BrowserGym 0.14.3 that are counted or few; others are known where they are installed."""
+    """Yield the names of the tasks of BrowserGym 0.14.3.
+
+    Tasks of other packages are known only where the packages are installed.
+    """
     listed = files("envs.suites.browsergym").joinpath("known_tasks.txt").read_text(encoding="utf-8")
     yield from listed.split()
     yield from (f"webarena.{number}" for number in range(812))
@@ -142,39 +149,41 @@ def known_names() -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Registered:
-    """What an interpreter says of itself."""
+    """The answer of an interpreter about its BrowserGym."""
 
     version: str  # of browsergym-core
     tasks: tuple[str, ...]
     infeasible: tuple[str, ...]
-    failed: Mapping[str, str]  # packages that it has and cannot load, with the reason
+    failed: Mapping[str, str]  # installed package that cannot be loaded -> the reason
 
 
 def registered_tasks(python: str, cache: Path | None = None) -> Registered:
-    """Return the tasks that `python` registers. Raises EnvError where it has no BrowserGym.
+    """Return the tasks that `python` registers. Raises EnvError if it has no BrowserGym.
 
-    An interpreter is asked again when packages were installed there. `cache` is the folder of the answers.
+    The answer is stored in the folder `cache` until packages are installed in the interpreter.
     """
     folder = cache or default_cache()
-    kept = folder / f"browsergym-{_state_of(python)}.json"
+    cache_file = folder / f"browsergym-{_state_of(python)}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return _read(json.loads(kept.read_text(encoding="utf-8")))
+        return _read(json.loads(cache_file.read_text(encoding="utf-8")))
     program = ChildProgram(python, source())
     try:
         answer, _ = program.ask({"do": "list"}, LIST_S, "the tasks of BrowserGym")
     finally:
         program.close()
-    if not answer["failed"]:  # what fails may be a download: asked again next time
+    if not answer[
+        "failed"
+    ]:  # a failed download may succeed next time, so that answer is not stored
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            whole = kept.with_suffix(f".{os.getpid()}")
+            whole = cache_file.with_suffix(f".{os.getpid()}")
             whole.write_text(json.dumps(answer), encoding="utf-8")
-            whole.replace(kept)
+            whole.replace(cache_file)
     return _read(answer)
 
 
 def default_cache() -> Path:
-    """`dart` in the user's folder for caches."""
+    """Return the folder `dart` in the user's folder for caches."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dart"
 
 
@@ -184,12 +193,12 @@ def source() -> str:
 
 
 def known_tasks() -> dict[str, Task]:
-    """Tasks of the names that are known without an interpreter."""
+    """Return the tasks that are known without an interpreter."""
     return make_tasks(known_names())
 
 
 def lacking(registered: Registered, names: Sequence[str]) -> str:
-    """Return what is missing for tasks, by their names without `browsergym/`, as one line; empty: nothing."""
+    """Return what is missing for tasks (names without `browsergym/`), in one line; empty if nothing is."""
     for name in names:
         benchmark = benchmark_of(name)
         if name not in registered.tasks:
@@ -200,7 +209,9 @@ def lacking(registered: Registered, names: Sequence[str]) -> str:
                 f"BrowserGym {registered.version} has no task {name!r} there: "
                 f"install {benchmark.package} in that interpreter{because}"
             )
-        if missing := [each for each in benchmark.variables if not os.environ.get(each)]:
+        if missing := [
+            variable for variable in benchmark.variables if not os.environ.get(variable)
+        ]:
             return (
                 f"browsergym/{name} needs its backend: set {', '.join(missing)} "
                 "(docs/environments/browsergym.md)"
@@ -220,11 +231,11 @@ def _read(answer: Mapping[str, Any]) -> Registered:
 
 
 def _state_of(python: str) -> str:
-    """Return what the answer depends on: the interpreter, its packages, packages of the user's own."""
+    """Return a digest of what the answer depends on: the interpreter, its packages, the user's packages."""
     place = Path(python)
     folders = [place, *place.parent.parent.glob("lib/python*/site-packages")]
     folders += [folder / "browsergym" for folder in folders[1:]]
-    times = [each.stat().st_mtime_ns for each in folders if each.exists()]
+    times = [folder.stat().st_mtime_ns for folder in folders if folder.exists()]
     own = [os.environ.get(name, "") for name in ("DART_BROWSERGYM_PACKAGES", "PYTHONPATH")]
-    told = json.dumps([source(), python, times, own])
-    return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
+    key = json.dumps([source(), python, times, own])
+    return hashlib.blake2b(key.encode(), digest_size=8).hexdigest()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bus.errors import EnvError
-from envs.contract.screenshots import Widget, outline
+from envs.contract.observed_texts import Widget, outline
 from envs.tools.atspi_tree import in_place
 
 if TYPE_CHECKING:

@@ -35,9 +35,9 @@ from pptx.exc import PackageNotFoundError as NoSlidesError
 
 from bus.errors import TaskError
 from envs.contract.base import Verdict
-from envs.contract.textfiles import read_text
 from envs.suites.desktop.files import inside
 from envs.tools.taskfile import Check, Evaluator
+from envs.tools.textfiles import read_text
 
 MOST_BYTES = 32 << 20  # of a file that is judged
 

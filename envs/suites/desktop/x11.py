@@ -51,7 +51,7 @@ def connecting(patience_s: float) -> AbstractContextManager[None]:
     Raises EnvError once another thread has connected for `patience_s`.
     """
     otherwise = f"another desktop has connected to its X server for {patience_s:g} s"
-    return _connecting.held(patience_s, otherwise)
+    return _connecting.hold(patience_s, otherwise)
 
 
 class Display:

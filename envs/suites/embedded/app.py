@@ -1,8 +1,8 @@
 """Layers of widgets, and how events are dispatched to them.
 
-A scene gives its layers, bottom to top; an open pop-up of a widget is one more. The topmost
-layer under the pointer gets the event. A modal layer blocks the layers beneath it; a
-pop-up closes when something else is pressed. After each event the layers are rebuilt.
+A scene returns its layers, bottom to top; the open pop-up of a widget is one more. The topmost layer under
+the pointer gets the event. A modal layer blocks the layers beneath it; a pop-up closes when something else
+is pressed. After each event the layers are built again.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Layer:
 
     root: Widget
     box: Rect
-    modal: bool = False  # nothing beneath it can be reached
-    dims: bool = False  # the layers beneath are darkened
-    on_outside: EventHandler | None = None  # a press outside of it
+    modal: bool = False  # blocks the layers beneath it
+    dims: bool = False  # darkens the layers beneath it
+    on_outside: EventHandler | None = None  # for a press outside of it
     on_escape: EventHandler | None = None
-    on_enter: EventHandler | None = None  # Enter that nothing else handles
+    on_enter: EventHandler | None = None  # for an Enter that nothing else handles
 
 
 @dataclass(frozen=True)
 class WidgetInfo:
-    """One widget that can be seen and reached now."""
+    """A widget that can be seen and reached now."""
 
     role: str  # button, icon, box, file, ...
     name: str  # unique on the screen
@@ -61,20 +61,22 @@ class WidgetInfo:
 
     @property
     def centre(self) -> tuple[int, int]:
-        """Where to click it."""
+        """The pixel to click."""
         return self.bbox.centre
 
 
 class App:
-    """A screen full of layers; dispatches actions to them and paints them."""
+    """A screen of layers: it dispatches actions to them and paints them."""
 
     def __init__(self, ui: Ui, layers: Callable[[], list[Layer]]) -> None:
         self.ui = ui
         self._build = layers
         self.layers: list[Layer] = []
         self._pointer = (0, 0)
-        self._pressed: dict[MouseButton, list[tuple[int, int]]] = {}  # the path of each held button
-        self._held: list[str] = []  # keys, in the order of their presses
+        self._pressed: dict[
+            MouseButton, list[tuple[int, int]]
+        ] = {}  # the path of the pointer since each button went down
+        self._keys_down: list[str] = []  # keys that are down, in the order of their presses
         self.refresh()
 
     def refresh(self) -> None:
@@ -103,7 +105,7 @@ class App:
             layer.root.paint(ui, canvas)
         return canvas
 
-    # --- what is there ----------------------------------------------------------------------
+    # --- widgets ----------------------------------------------------------------------------
 
     def find(self, name: str) -> Widget | None:
         """Return the widget of that name in the topmost layer that has it, reachable or not."""
@@ -124,20 +126,20 @@ class App:
         return None
 
     def widgets(self) -> list[WidgetInfo]:
-        """All widgets that have a role and can be reached now."""
-        found = []
+        """Return all widgets that have a role and can be reached now."""
+        infos = []
         for layer in reversed(self.layers):
-            found += [
+            infos += [
                 _info(widget)
                 for widget in layer.root.walk()
                 if widget.role and widget.clickable and self.reaches(widget)
             ]
             if layer.modal:
                 break
-        return found
+        return infos
 
     def reaches(self, widget: Widget) -> bool:
-        """Whether a click on the middle of its visible part reaches it."""
+        """Return True if a click on the middle of the visible part reaches the widget."""
         if widget.visible.width <= 0 or widget.visible.height <= 0:
             return False
         return widget in self.path(*widget.visible.centre)
@@ -156,9 +158,9 @@ class App:
     # --- events -----------------------------------------------------------------------------
 
     def dispatch(self, action: Action) -> None:
-        """Perform one action; one that hits nothing changes nothing.
+        """Perform one action; an action that hits nothing changes nothing.
 
-        Widgets have presses and drags: a button that goes down acts when it goes up again.
+        Widgets get whole presses and drags, so that a button that goes down acts when it goes up again.
         """
         match action:
             case Click():
@@ -186,15 +188,15 @@ class App:
                 self._key([*(key for key in self._modifiers() if key not in keys), *keys])
             case KeyDown():
                 self._key_down(canonical(action.key))
-            case KeyUp(key=key) if canonical(key) in self._held:
-                self._held.remove(canonical(key))
+            case KeyUp(key=key) if canonical(key) in self._keys_down:
+                self._keys_down.remove(canonical(key))
             case Move():
                 self._point(action.x, action.y)
             case _:
                 return
         self.refresh()
 
-    # --- what is held, and where the pointer is ---
+    # --- buttons and keys that are down, and the pointer ---
 
     def _point(self, x: int | None, y: int | None) -> None:
         if x is not None and y is not None:
@@ -203,8 +205,8 @@ class App:
             path.append(self._pointer)
 
     def _at(self, button: MouseButton, modifiers: Sequence[Modifier] = ()) -> Pointer:
-        held = frozenset(cast("Modifier", key) for key in self._modifiers())
-        return Pointer(*self._pointer, button, modifiers=held | {*modifiers})
+        modifiers_down = frozenset(cast("Modifier", key) for key in self._modifiers())
+        return Pointer(*self._pointer, button, modifiers=modifiers_down | {*modifiers})
 
     def _release(self, button: MouseButton) -> None:
         path = self._pressed.pop(button, None)
@@ -216,16 +218,16 @@ class App:
             self._drag(path, button)
 
     def _modifiers(self) -> list[str]:
-        return [key for key in self._held if key in get_args(Modifier)]
+        return [key for key in self._keys_down if key in get_args(Modifier)]
 
     def _key_down(self, key: str) -> None:
-        if key in self._held:
+        if key in self._keys_down:
             return
-        self._held.append(key)
+        self._keys_down.append(key)
         if key not in get_args(Modifier):
             self._key([*self._modifiers(), key])
 
-    # --- what reaches the widgets ---
+    # --- events of widgets ---
 
     def _press(self, pointer: Pointer) -> None:
         self.ui.by_keyboard = False
@@ -241,7 +243,7 @@ class App:
             if widget.clickable:
                 if widget.focusable:
                     if "shift" in pointer.modifiers and self.ui.focus != widget.name:
-                        self.ui.anchor = 0  # it was another field's
+                        self.ui.anchor = 0  # the anchor was in another field
                     self.ui.focus = widget.name
                 elif pointer.button == "left":
                     self.ui.focus = ""
@@ -250,7 +252,7 @@ class App:
         self.ui.focus = ""
 
     def _repeat(self, times: int, modifiers: Sequence[Modifier]) -> None:
-        """Presses in quick succession; what they change may take the next of them."""
+        """Press several times in quick succession; a widget that a press brings up may get the next press."""
         first = self._at("left", modifiers)
         before = [widget.name for widget in self.path(first.x, first.y)]
         self._press(first)
@@ -262,12 +264,12 @@ class App:
     def _drag(self, path: Sequence[tuple[int, int]], button: MouseButton) -> None:
         if button != "left":
             return
-        taken = next((w for w in reversed(self.path(*path[0])) if w.clickable), None)
-        if taken is None:
+        dragged = next((w for w in reversed(self.path(*path[0])) if w.clickable), None)
+        if dragged is None:
             return
-        taken.drag(self.ui, path)
+        dragged.drag(self.ui, path)
         for widget in reversed(self.path(*path[-1])):
-            if widget is not taken and widget.drop(self.ui, taken.name):
+            if widget is not dragged and widget.drop(self.ui, dragged.name):
                 return
 
     def _scroll(self, action: Scroll) -> None:
@@ -278,17 +280,17 @@ class App:
                 return
 
     def _type(self, text: str) -> None:
-        """Line ends and tabs are keys, the text between them goes to the focused widget."""
+        """Type a text: line ends and tabs are keys, the text between them goes to the focused widget."""
         for piece in re.split(r"([\n\t])", text):
             if piece in ("\n", "\t"):
                 self._key(["enter" if piece == "\n" else "tab"])
-            elif {"ctrl", "alt", "meta"}.intersection(self._held):
+            elif {"ctrl", "alt", "meta"}.intersection(self._keys_down):
                 for character in piece:
                     self._key([*self._modifiers(), character])
             elif piece:
                 focused = self._focused()
                 if focused is not None:
-                    focused.write(self.ui, piece.upper() if "shift" in self._held else piece)
+                    focused.write(self.ui, piece.upper() if "shift" in self._keys_down else piece)
             self.refresh()
 
     def _key(self, keys: Sequence[str]) -> None:
@@ -308,7 +310,7 @@ class App:
             self._move_focus(top, -1 if len(keys) == 2 else 1)
 
     def _focused(self) -> Widget | None:
-        """Return the widget that gets the keys: the owner of the open pop-up, else the focused widget on top."""
+        """Return the widget that gets the keys: the owner of the open pop-up, else the focused one on top."""
         if self.ui.opened:
             return self.find(self.ui.opened)
         top = self.layers[-1].root

@@ -1,4 +1,4 @@
-"""Labelled controls: buttons, check boxes, radios, toggles, tabs, sliders; scrolling views and the rows of lists.
+"""Labelled controls: buttons, check boxes, radios, toggles, tabs, sliders, scrolling views, list rows.
 
 Text entry is in textfield.py, drop-downs and menus in menus.py.
 """
@@ -34,7 +34,7 @@ class Button(Clickable):
         super().__init__(name, on_press, enabled=enabled)
         self.label = label
         self.primary = primary
-        self.pad = pad  # design units left and right of the label
+        self.pad = pad  # design units to the left and right of the label
 
     def measure(self, ui: Ui) -> tuple[int, int]:
         width = text_width(self.label, ui.text_size) + 2 * ui.px(self.pad)
@@ -64,7 +64,7 @@ class Marked(Clickable):
         self.is_on = on
 
     def mark_width(self, ui: Ui) -> int:
-        """Width of the mark."""
+        """Return the width of the mark, pixels."""
         return ui.px(16)
 
     def measure(self, ui: Ui) -> tuple[int, int]:
@@ -101,7 +101,7 @@ class CheckBox(Marked):
 
 
 class Radio(Marked):
-    """One of several that exclude each other."""
+    """One of several choices, of which only one is on."""
 
     role = "radio"
 
@@ -136,7 +136,7 @@ class Toggle(Marked):
 def radios(
     name: str, options: Sequence[str], value: str, on_choose: Callable[[str], None]
 ) -> list[Widget]:
-    """Return a radio for each option, called `name.option`."""
+    """Return a radio button for each option, named `name.option`."""
     return [
         Radio(f"{name}.{option}", option, option == value, partial(on_choose, option))
         for option in options
@@ -170,7 +170,7 @@ class TextTab(Clickable):
 
 
 def tabs(name: str, labels: Sequence[str], active: str, on_go: Callable[[str], None]) -> Line:
-    """Return a strip of tabs called `name.label`."""
+    """Return a strip of tabs, named `name.label`."""
     return row(
         *(
             TextTab(f"{name}.{label}", label, partial(on_go, label), active=label == active)
@@ -206,7 +206,7 @@ class NavItem(Clickable):
 
 
 class Slider(Clickable):
-    """A knob on a track; a press moves it there, a drag moves it along."""
+    """A knob on a track; a press or a drag moves it to the pointer."""
 
     role = "slider"
 
@@ -233,12 +233,12 @@ class Slider(Clickable):
         return ui.px(self.width), ui.px(22)
 
     def _track(self, ui: Ui) -> tuple[int, int]:
-        """Where the knob's middle is at the lowest and at the highest value."""
+        """Return x of the knob's middle at the lowest and at the highest value."""
         radius = ui.px(7)
         return self.bbox.x0 + radius, self.bbox.x1 - radius
 
     def x_of(self, ui: Ui, value: int) -> int:
-        """Where the knob's middle is at `value`."""
+        """Return x of the knob's middle at `value`."""
         left, right = self._track(ui)
         return left + round((right - left) * (value - self.low) / (self.high - self.low))
 
@@ -275,7 +275,7 @@ class Slider(Clickable):
 
 
 class Key(Button):
-    """A big key, as of a calculator."""
+    """A big key, as on a calculator."""
 
     def measure(self, ui: Ui) -> tuple[int, int]:
         return ui.px(44), ui.px(34)
@@ -286,7 +286,7 @@ BAR = 12.0  # design units
 
 
 class ScrollView(Widget):
-    """Shows a part of its child; `ui.offsets[name]` is how far down, in pixels."""
+    """A view of a part of its child, which begins `ui.offsets[name]` pixels below the child's top."""
 
     scrollable = True
 
@@ -303,7 +303,7 @@ class ScrollView(Widget):
         self.fill = fill
         self.child = child
         self.bar = ScrollBar(f"{name}.bar", self)
-        self.height = height  # design units that it wants
+        self.height = height  # design units that it needs
         self.width = width
         self.content = 0  # height of the child, pixels
 
@@ -316,7 +316,7 @@ class ScrollView(Widget):
         return max(0, self.content - self.bbox.height)
 
     def move(self, ui: Ui, offset: int) -> None:
-        """Scroll so that `offset` pixels of the child are above the window."""
+        """Scroll so that `offset` pixels of the child are above the view."""
         ui.offsets[self.name] = min(max(0, offset), self.limit())
 
     def arrange(self, ui: Ui, clip: Rect) -> None:
@@ -352,7 +352,7 @@ class ScrollView(Widget):
 
 
 class ScrollBar(Widget):
-    """The bar of a view: a press beside the thumb scrolls a page, a drag moves it along."""
+    """The scroll bar of a view: a press beside the thumb scrolls by a page, a drag moves the thumb."""
 
     role = "scrollbar"
     clickable = True
@@ -362,7 +362,7 @@ class ScrollBar(Widget):
         self.view = view
 
     def thumb(self, ui: Ui) -> Rect:
-        """Where the thumb is."""
+        """Return the rectangle of the thumb."""
         box, view = self.bbox, self.view
         length = max(ui.px(14), box.height * box.height // max(1, view.content))
         room, limit = box.height - length, max(1, view.limit())

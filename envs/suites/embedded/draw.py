@@ -1,9 +1,9 @@
 """The canvas: flat fills, cached anti-aliased shapes and text; and its bytes, as PNG or JPEG.
 
-The PNG is lossless, of palette indices: one byte a pixel, no filter, deflate level 1. At 448x336 this takes a
-third of the time of JPEG (benchmarks/results/embedded.json has both). Written by hand, since with Pillow's
-writer (mode P, level 1, the same pixels) suite mini makes 0.60 of the steps/s at 168x168, suite
-desk 0.93 to 0.99 at 448x336.
+The PNG is lossless, with palette indices: one byte a pixel, no filter, deflate level 1. At 448x336 this
+takes a third of the time of JPEG (benchmarks/speed/embedded.py measures both). This module writes the PNG
+itself, since with Pillow's writer (mode P, level 1, the same pixels) suite `mini` makes 0.60 of the steps/s
+at 168x168, and suite `desk` 0.93 to 0.99 at 448x336.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Rect(NamedTuple):
         return (self.x0 + self.x1) // 2, (self.y0 + self.y1) // 2
 
     def contains(self, x: int, y: int) -> bool:
-        """Whether the pixel is inside."""
+        """Return True if the pixel is inside."""
         return self.x0 <= x < self.x1 and self.y0 <= y < self.y1
 
     def inset(self, dx: int, dy: int | None = None) -> Rect:
-        """Smaller by dx on the left and right, by dy (or dx) above and below."""
+        """Return this rectangle, smaller by dx on the left and right, by dy (default dx) above and below."""
         dy = dx if dy is None else dy
         return Rect(self.x0 + dx, self.y0 + dy, self.x1 - dx, self.y1 - dy)
 
@@ -71,7 +71,7 @@ class Rect(NamedTuple):
         )
 
     def overlaps(self, other: Rect) -> bool:
-        """Whether they share a pixel."""
+        """Return True if the rectangles share a pixel."""
         part = self.cut(other)
         return part.x0 < part.x1 and part.y0 < part.y1
 
@@ -110,7 +110,7 @@ class Canvas:
             self.image.paste(self.palette.index(colour), shifted)
 
     def frame(self, box: Rect, colour: Colour, thickness: int = 1) -> None:
-        """Outline a rectangle on its inside."""
+        """Paint the outline of a rectangle, on its inside."""
         x0, y0, x1, y1 = box
         self.fill(Rect(x0, y0, x1, y0 + thickness), colour)
         self.fill(Rect(x0, y1 - thickness, x1, y1), colour)
@@ -151,13 +151,13 @@ class Canvas:
 
     @contextmanager
     def on(self, ground: Colour) -> Iterator[None]:
-        """Draw on `ground` for a while."""
+        """Use `ground` as the background while inside."""
         before, self.ground = self.ground, ground
         yield
         self.ground = before
 
     def dim(self) -> None:
-        """Darken all that has been drawn."""
+        """Darken everything that has been drawn so far."""
         self.image = self.image.point(self.palette.dim_table)
 
     @contextmanager
@@ -175,7 +175,7 @@ class Canvas:
 
 @lru_cache(maxsize=64)
 def font(size: int) -> ImageFont.FreeTypeFont:
-    """Pillow's own font, so that no font file is needed and every machine draws the same."""
+    """Return Pillow's own font: it needs no font file, and every machine draws the same."""
     loaded = ImageFont.load_default(size)
     assert isinstance(loaded, ImageFont.FreeTypeFont), "Pillow was built without FreeType"
     return loaded
@@ -183,14 +183,14 @@ def font(size: int) -> ImageFont.FreeTypeFont:
 
 @lru_cache(maxsize=64)
 def line_height(size: int) -> int:
-    """Height of a line of text."""
+    """Return the height of a line of text, pixels."""
     ascent, descent = font(size).getmetrics()
     return ascent + descent
 
 
 @lru_cache(maxsize=16384)
 def text_width(text: str, size: int) -> int:
-    """Width of a line of text."""
+    """Return the width of a line of text, pixels."""
     return math.ceil(font(size).getlength(text))
 
 
@@ -209,7 +209,7 @@ def fit_text(text: str, size: int, width: int) -> str:
 def _tile(
     palette: Palette, kind: str, what: str, width: int, height: int, colour: Colour, on: Colour
 ) -> Image.Image:
-    """Return a drawn shape: its coverage mapped to palette entries between `on` and `colour`."""
+    """Return a drawn shape: its coverage, mapped to palette entries between `on` and `colour`."""
     return _mask(kind, what, width, height).point(palette.ramp(colour, on))
 
 
@@ -376,7 +376,7 @@ def encode(canvas: Canvas, encoding: ImageEncoding = "png") -> bytes:
 def encode_png(canvas: Canvas) -> bytes:
     """Return the canvas as PNG, exactly. Layout: PNG specification, 5.2 and 11.2."""
     width, height = canvas.image.size
-    # Each row of a PNG begins with the number of its filter: draw that as one more column.
+    # Each row of a PNG begins with the number of its filter, which is drawn here as one more column.
     rows = Image.new("L", (width + 1, height), _NO_FILTER)
     rows.paste(canvas.image, (1, 0))
     pixels = zlib.compress(rows.tobytes(), 1)

@@ -1,4 +1,4 @@
-"""EmbeddedEnv: scenes behind the GuiEnv contract; and what an explorer reads of a screen, its layers as nodes."""
+"""EmbeddedEnv: scenes behind the GuiEnv contract, and the layers of a screen as nodes for an explorer."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SOLVE_LIMIT = 100  # steps after which a task counts as unsolvable
 class EmbeddedEnv:
     """Plays the scenes of one suite at one size. See envs.contract.base.GuiEnv for the contract.
 
-    `info` of reset holds `instruction`, `need` (steps of a shortest solution) and `max_steps`
-    (steps after which this instance is truncated); `info` of a last step holds `verdict`.
+    The info of `reset` has `instruction`, `need` (steps of a shortest solution) and `max_steps` (steps after
+    which this instance is truncated); the info of the last step has `verdict`.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class EmbeddedEnv:
         slack: int = 2,
         themes: tuple[Theme, ...] = THEMES,
     ) -> None:
-        """`design` is the smallest size that the scenes are laid out for, at scale 1.
+        """Make an environment; `design` is the smallest size for which the scenes are laid out, at scale 1.
 
-        `slack` is how many steps beyond `need` an instance allows. Raises TaskError for an
-        invalid size, encoding or slack.
+        An instance allows `slack` steps beyond `need`. Raises TaskError for an invalid size, encoding or
+        slack.
         """
         width, height = size
         if not (32 <= width <= MAX_SIDE and 32 <= height <= MAX_SIDE):
@@ -72,12 +72,12 @@ class EmbeddedEnv:
         self._steps = 0
         self._max_steps = 0
         self._free = False  # neither the goal nor a limit ends the episode
-        self._ended = True
+        self._has_ended = True
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start `options["task"]`, a Task of this suite or its id, from `seed` (else any)."""
+        """Start `options["task"]`, a Task of this suite or its id, from `seed` (default: any)."""
         task = task_of(options, self._tasks, self._suite)
         seed = self._fresh_seeds.randrange(2**31) if seed is None else seed
         need = self._need(task, seed)
@@ -86,7 +86,7 @@ class EmbeddedEnv:
         self._steps = 0
         self._max_steps = min(task.max_steps, need + self._slack)
         self._free = bool((options or {}).get("free"))
-        self._ended = False
+        self._has_ended = False
         info = {
             "instruction": self._scene.instruction,
             "task": task.id,
@@ -99,45 +99,45 @@ class EmbeddedEnv:
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Perform one action. Raises EnvError if no episode is being played."""
         scene, app = self._playing()
-        if self._ended:
+        if self._has_ended:
             raise EnvError("the episode is over; call reset before the next step")
         self._steps += 1
         app.dispatch(action)
         verdict = self.evaluate()
         reached = scene.over or (scene.ends_at_goal and verdict.outcome != "fail")
-        said = isinstance(action, Done | Fail | Answer)
-        terminated = said or (reached and not self._free)
+        claims_end = isinstance(action, Done | Fail | Answer)
+        terminated = claims_end or (reached and not self._free)
         truncated = not (terminated or self._free) and self._steps >= self._max_steps
-        self._ended = terminated or truncated
+        self._has_ended = terminated or truncated
         info: dict[str, Any] = {"steps": self._steps}
-        if self._ended:
+        if self._has_ended:
             info["verdict"] = verdict
-        reward = (verdict.reward or 0.0) if self._ended else 0.0
+        reward = (verdict.reward or 0.0) if self._has_ended else 0.0
         return self._observe(), reward, terminated, truncated, info
 
     def evaluate(self) -> Verdict:
-        """Judge the present state; a judge that breaks makes the verdict invalid."""
+        """Return the scene's verdict on the present state; invalid if its evaluator fails."""
         scene, _ = self._playing()
         try:
-            return scene.judge()
+            return scene.evaluate()
         except Exception as error:  # noqa: BLE001 - whatever broke is not the policy's fault
             return Verdict("invalid", f"the evaluator broke: {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Nothing outlives the object; may be called twice."""
+        """Forget the episode; may be called twice."""
         self._scene = self._app = None
-        self._ended = True
+        self._has_ended = True
 
     def widgets(self) -> list[WidgetInfo]:
-        """Widgets that can be seen and reached on the present screen."""
+        """Return the widgets that can be seen and reached on the present screen."""
         return self._playing()[1].widgets()
 
     def elements(self) -> list[Element]:
-        """Return the widgets that can be seen and reached, in reading order (envs.contract.elements.Explorable)."""
+        """Return the elements that can be seen and reached, in reading order."""
         return elements_of(nodes_of(self._playing()[1]))
 
     def state(self) -> ScreenState:
-        """Which screen is shown: the scene's route, or its windows' titles, and the skeleton."""
+        """Return the state of the screen: the scene's route or its windows' titles, and the skeleton."""
         scene, app = self._playing()
         return state_of(scene.screen_route or titles_of(app), nodes_of(app))
 
@@ -147,14 +147,20 @@ class EmbeddedEnv:
         return scene.solve(app)
 
     def oracle_hint(self) -> str:
-        """Return the next action as an instruction of one step; empty unless it clicks a named widget."""
+        """Return the next action as an instruction for one step; empty unless it clicks a named widget."""
         action = self.oracle_action()
         if not isinstance(action, Click) or action.button != "left":
             return ""
-        for widget in reversed(self.widgets()):  # the topmost last
+        for widget in reversed(self.widgets()):  # the last one is the topmost
             if widget.bbox.contains(action.x, action.y):
-                named = phrases(widget.role, widget.name, widget.colour)
-                return named[0] if named else f"click {widget.label}" if widget.label else ""
+                instructions = phrases(widget.role, widget.name, widget.colour)
+                return (
+                    instructions[0]
+                    if instructions
+                    else f"click {widget.label}"
+                    if widget.label
+                    else ""
+                )
         return ""
 
     def _start(self, task: Task, seed: int) -> tuple[Scene, App]:
@@ -165,22 +171,25 @@ class EmbeddedEnv:
         return scene, App(ui, scene.layers)
 
     def _need(self, task: Task, seed: int) -> int:
-        """Return the number of steps that the oracle takes, counted while it plays on a separate scene."""
+        """Return the steps of the oracle's solution, counted by playing it on a separate scene.
+
+        Raises EnvError.
+        """
         scene, app = self._start(task, seed)
         for steps in range(1, SOLVE_LIMIT):
             action = scene.solve(app)
             app.dispatch(action)
-            passed = scene.judge().outcome == "pass"
+            passed = scene.evaluate().outcome == "pass"
             if isinstance(action, Done) or scene.over or (scene.ends_at_goal and passed):
                 if not passed:
                     raise EnvError(
-                        f"{task.id} seed {seed}: the solution fails: {scene.judge().reason}"
+                        f"{task.id} seed {seed}: the solution fails: {scene.evaluate().reason}"
                     )
                 return steps
         raise EnvError(f"{task.id} seed {seed}: no solution within {SOLVE_LIMIT} steps")
 
     def _observe(self) -> Observation:
-        """Return the present screen; one equal to the last is not encoded again."""
+        """Return the present screen as an observation; one equal to the last is not encoded again."""
         canvas = self._playing()[1].paint()
         pixels = canvas.image.tobytes()
         if self._last is None or self._last[0] != pixels:
@@ -196,28 +205,28 @@ class EmbeddedEnv:
 
 
 def nodes_of(app: App) -> list[Node]:
-    """Return the layers, bottom to top; what a dialog or pop-up covers has no actions."""
+    """Return the layers as nodes, bottom to top; widgets that a dialog or pop-up blocks have no actions."""
     return [_node(app, layer.root, "dialog" if layer.modal else "window") for layer in app.layers]
 
 
 def titles_of(app: App) -> str:
     """Return the titles of the windows, bottom to top, and the name of the open menu or list."""
-    windows = [each for layer in app.layers for each in layer.root.walk() if _is_window(each)]
+    windows = [widget for layer in app.layers for widget in layer.root.walk() if _is_window(widget)]
     titles = [window.title for window in windows if isinstance(window, Window) and window.title]
     opened = app.find(app.ui.opened) if app.ui.opened else None
     return " > ".join([*titles, *([name] if opened and (name := name_of(opened)) else [])])
 
 
 def name_of(widget: Widget) -> str:
-    """Return what a widget is called: its caption, its text, its colour or its icon."""
-    said = widget.caption or widget.label or widget.colour
-    return said or (widget.name.rpartition(".")[2] if widget.role == "icon" else "")
+    """Return the name of a widget for an explorer: its caption, its text, its colour or its icon."""
+    text = widget.caption or widget.label or widget.colour
+    return text or (widget.name.rpartition(".")[2] if widget.role == "icon" else "")
 
 
 def _node(app: App, widget: Widget, window: str) -> Node:
-    seen = _box(widget.visible)
+    visible_box = _box(widget.visible)
     enabled = bool(getattr(widget, "enabled", True))
-    acts = _operations(widget) if seen and enabled else ()
+    acts = _operations(widget) if visible_box and enabled else ()
     if acts and not _answers(app, widget):
         acts = ()
     children = [_node(app, child, window) for child in widget.children]
@@ -227,7 +236,7 @@ def _node(app: App, widget: Widget, window: str) -> Node:
     return Node(
         role=_role(widget, window),
         name=widget.text if isinstance(widget, Label) else name_of(widget),
-        box=seen,
+        box=visible_box,
         actions=acts,
         children=children,
         enabled=enabled,
@@ -255,11 +264,11 @@ def _operations(widget: Widget) -> tuple[Operation, ...]:
 
 
 def _answers(app: App, widget: Widget) -> bool:
-    """Whether the middle of its visible part is its own, not a part's within it."""
+    """Return True if a click on the middle of its visible part reaches the widget, not one within it."""
     path = app.path(*widget.visible.centre)
     if isinstance(widget, ScrollView):
         return widget in path
-    return next((each for each in reversed(path) if each.clickable), None) is widget
+    return next((candidate for candidate in reversed(path) if candidate.clickable), None) is widget
 
 
 def _is_window(widget: Widget) -> bool:
@@ -272,5 +281,5 @@ def _is_current(ui: Ui, widget: Widget) -> bool:
 
 
 def _box(rect: Rect) -> Box | None:
-    seen = rect.width > 0 and rect.height > 0
-    return (rect.x0, rect.y0, rect.x1, rect.y1) if seen else None
+    is_visible = rect.width > 0 and rect.height > 0
+    return (rect.x0, rect.y0, rect.x1, rect.y1) if is_visible else None

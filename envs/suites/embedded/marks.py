@@ -1,4 +1,4 @@
-"""Widgets without letters, for policies that cannot read: colours, icons and shapes."""
+"""Widgets without letters, for policies that cannot read: they show colours, icons and shapes."""
 
 # ruff: noqa: D102 - overrides keep the contract that the base class documents
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ColourButton(Clickable):
 
 
 class Swatch(ColourButton):
-    """One choice of a colour list."""
+    """One choice of a list of colours."""
 
     role = "swatch"
 
@@ -135,21 +135,21 @@ class ColourCombo(Clickable):
 
     role = "list"
 
-    def __init__(self, name: str, shown: Colour, on_press: EventHandler) -> None:
+    def __init__(self, name: str, value: Colour, on_press: EventHandler) -> None:
         super().__init__(name, on_press)
-        self.shown = shown
+        self.value = value
 
     def paint(self, ui: Ui, canvas: Canvas) -> None:
         theme, box = ui.theme, self.bbox
         canvas.rounded(box, ui.px(4), theme.field, edge=theme.ink)
         arrow = Rect(box.x1 - box.height, box.y0, box.x1, box.y1)
         pad = ui.px(6)
-        canvas.fill(Rect(box.x0 + pad, box.y0 + pad, arrow.x0, box.y1 - pad), self.shown)
+        canvas.fill(Rect(box.x0 + pad, box.y0 + pad, arrow.x0, box.y1 - pad), self.value)
         canvas.icon("chevron", arrow.inset(ui.px(7)), theme.ink, theme.field)
 
 
 class Wheel(Widget):
-    """An area that turns the wheel into a call."""
+    """An area that calls `on_scroll` when the wheel turns."""
 
     scrollable = True
 

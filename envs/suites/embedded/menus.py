@@ -1,4 +1,4 @@
-"""Widgets that open above the rest: drop-downs, menus, and modal dialogs."""
+"""Widgets that open above the others: drop-downs, menus and modal dialogs."""
 
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
 from __future__ import annotations
@@ -23,8 +23,8 @@ from envs.suites.embedded.widgets import (
     row,
 )
 
-OPTION = 22.0  # design units that one option or entry is high
-LONGEST = 6  # options in sight at once
+OPTION = 22.0  # height of one option or entry, design units
+LONGEST = 6  # options that are visible at once
 
 
 class Combo(Clickable):
@@ -189,7 +189,7 @@ class MenuTitle(Clickable):
 def menu_panel(
     ui: Ui, entries: Sequence[Entry], choose: Callable[[Entry], None], x: int, y: int
 ) -> tuple[Widget, Rect]:
-    """Return the open menu whose corner is at (x, y), moved if it would leave the screen."""
+    """Return the open menu and its rectangle at (x, y), moved if it would leave the screen."""
     options = [
         Option(entry.name, entry.label, partial(choose, entry), enabled=entry.enabled)
         for entry in entries
@@ -204,7 +204,7 @@ def menu_panel(
 def context_menu(
     ui: Ui, entries: Sequence[Entry], at: tuple[int, int], on_close: EventHandler
 ) -> Layer:
-    """Return a menu at the pointer; anything pressed closes it."""
+    """Return the layer of a menu at the pointer; any press closes it."""
 
     def choose(entry: Entry) -> None:
         on_close()
@@ -224,17 +224,17 @@ def dialog(
     on_close: EventHandler,
     over: Rect,
 ) -> Layer:
-    """Return a modal dialog in the middle of `over`; the last of `buttons` is the default one.
+    """Return the layer of a modal dialog in the middle of `over`; the last of `buttons` is the default.
 
     `buttons` are (name, label, handler).
     """
     last = len(buttons) - 1
-    made = [
+    button_widgets = [
         Button(f"{name}.{key}", label, handler, primary=i == last)
         for i, (key, label, handler) in enumerate(buttons)
     ]
     gap = Gap()
-    inner = column(body, row(gap, *made, grow=[gap]), gap=12, pad=12)
+    inner = column(body, row(gap, *button_widgets, grow=[gap]), gap=12, pad=12)
     window = Window(inner, title=title, on_close=on_close, name=name, fill=ui.theme.panel)
     width, height = window.size(ui)
     width = min(max(width, ui.px(190)), ui.width)

@@ -1,6 +1,8 @@
-"""One instance of a task: its state, the layers that show it, its judge and its solution.
+"""One instance of a task: its state, the layers that show it, its evaluator and its solution.
 
-For suite `mini` also the single-step instruction that a click on a widget answers (phrases).
+Scene     the base class
+click     the action that clicks a widget, for solutions
+phrases   the instructions of one step that a click on a widget fulfils, for suite `mini`
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ REACHED = Verdict("pass", "the goal is reached")
 
 
 class Scene(ABC):
-    """The task instance of one episode. Made from a seeded generator, so the same seed is the same scene.
+    """The task instance of one episode.
+
+    It is made from a seeded generator, so that a seed always gives the same scene.
 
     `over` ends the episode at once, after an action that cannot be undone.
     """
 
     ends_at_goal: ClassVar[bool] = False
-    """Whether reaching the goal ends the episode; otherwise the policy has to perform `done`."""
+    """Whether reaching the goal ends the episode; otherwise the policy must perform `done`."""
 
     def __init__(self, rng: Random, ui: Ui) -> None:
         self.rng = rng
@@ -37,7 +41,7 @@ class Scene(ABC):
 
     @property
     def screen_route(self) -> str:
-        """Where the application is, for an explorer: the same for every seed. Empty: its windows' titles."""
+        """The place in the application, the same for every seed; empty for the titles of its windows."""
         return ""
 
     @abstractmethod
@@ -45,7 +49,7 @@ class Scene(ABC):
         """Return the layers that show the state, bottom to top."""
 
     @abstractmethod
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         """Return the verdict on the present state."""
 
     @abstractmethod
@@ -60,8 +64,8 @@ def click(app: App, name: str) -> Click:
     """Return a click on the middle of the widget of that name. Raises EnvError if it is out of reach."""
     info = app.see(name)
     if info is None:
-        seen = ", ".join(widget.name for widget in app.widgets())
-        raise EnvError(f"the oracle wants to click {name!r}, which is not within reach of: {seen}")
+        names = ", ".join(widget.name for widget in app.widgets())
+        raise EnvError(f"the oracle wants to click {name!r}, which is not within reach of: {names}")
     x, y = info.centre
     return Click(x=x, y=y)
 
@@ -89,7 +93,7 @@ TAB_PHRASE = "click the {} tab"
 
 
 def phrases(role: str, name: str, colour: str) -> tuple[str, ...]:
-    """Return the instructions that a click on such a widget answers."""
+    """Return the instructions of one step that a click on such a widget fulfils."""
     if role in COLOUR_PHRASES:
         return tuple(phrase.format(colour) for phrase in COLOUR_PHRASES[role])
     if role == "tab":

@@ -1,5 +1,7 @@
 """The embedded suites: their templates and sizes.
 
+EmbeddedSuite   what they share: a task for each template, and an environment that plays them
+
 Instances differ by seed: layout, theme, colours and distractors. By convention seeds below
 1,000,000 are for training and those from there on for evaluation; templates whose split is
 `heldout` are never trained on at all.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 
 from envs.contract.base import Split, Task
 from envs.contract.options import Count, ImageEncoding, Size, checked
@@ -24,7 +27,7 @@ from envs.suites.embedded.tasks import (
     settings,
     small,
 )
-from envs.suites.embedded.theme import DESK_THEMES
+from envs.suites.embedded.theme import DESK_THEMES, THEMES, Theme
 
 _MINI_KINDS: dict[str, tuple[type[mini.MiniScene], int]] = {
     "click": (mini.ClickScene, 1),
@@ -37,78 +40,113 @@ _MINI_KINDS: dict[str, tuple[type[mini.MiniScene], int]] = {
     "dropdown": (mini_scenes.DropdownScene, 2),
     "delete": (mini_scenes.DeleteScene, 2),
 }
-"""Where the target is -> scene, and the most steps it takes to reach it."""
+"""Place of the target -> its scene, and the most steps that it takes to reach the target."""
 
 MINI_TRAIN = "click popup menu page confirm tabs dropdown form scroll folder delete".split()
 MINI_HELDOUT = (
     "popup+menu popup+tabs popup+form popup+delete menu+confirm page+confirm folder+confirm popup+scroll "
     "popup+page+confirm"
 ).split()
-"""Combinations of templates that are trained on separately; never trained on themselves."""
-
-SLACK = 2  # steps beyond the shortest solution that suite mini allows
-DESK_SLACK = 5
+"""Combinations of templates. The templates are trained on one by one, the combinations never."""
 
 
-class MiniSuite:
+class EmbeddedSuite:
+    """A suite of scenes of this toolkit. A subclass sets the attributes, then adds its tasks one by one."""
+
+    name: str
+    size: tuple[int, int]  # pixels, the least for which its scenes are laid out
+    max_scale: float
+    slack: int  # steps beyond the shortest solution that an environment allows by default
+    most_slack: int  # the largest slack that a task's `max_steps` leaves room for
+    themes: tuple[Theme, ...] = THEMES
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, Task] = {}
+        self.scenes: dict[str, SceneFactory] = {}
+
+    def add(
+        self,
+        kind: str,
+        scene: SceneFactory,
+        *,
+        instruction: str,
+        steps: int,
+        tier: int | None = None,
+        split: Split = "train",
+        params: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Add the task `NAME/kind`, whose shortest solution takes at most `steps` (the default of `tier`)."""
+        task_id = f"{self.name}/{kind}"
+        self.scenes[task_id] = scene
+        self.tasks[task_id] = Task(
+            task_id,
+            self.name,
+            instruction,
+            max_steps=steps + self.most_slack,
+            tier=steps if tier is None else tier,
+            split=split,
+            params=params,
+        )
+
+    @checked
+    def make_env(
+        self,
+        *,
+        size: Size | None = None,
+        encoding: ImageEncoding = "png",
+        slack: Count | None = None,
+    ) -> EmbeddedEnv:
+        """Return an environment of `size` pixels, (width, height) or "448x336", in PNG or JPEG.
+
+        `size` and `slack` default to the suite's own.
+        """
+        return EmbeddedEnv(
+            self.name,
+            self.tasks,
+            self.scenes,
+            size=self.size if size is None else size,
+            design=self.size,
+            max_scale=self.max_scale,
+            encoding=encoding,
+            slack=self.slack if slack is None else slack,
+            themes=self.themes,
+        )
+
+
+class MiniSuite(EmbeddedSuite):
     """Screens without letters for a very small model; the instruction names a colour."""
 
     name = "mini"
     size = (168, 168)
-    most_slack = SLACK  # of any environment
+    max_scale = 8.0
+    slack = 2
+    most_slack = 2
     kinds: Mapping[str, Split] = {
         **dict.fromkeys(MINI_TRAIN, "train"),
         **dict.fromkeys(MINI_HELDOUT, "heldout"),
     }
 
     def __init__(self) -> None:
-        tasks: dict[str, Task] = {}
-        scenes: dict[str, SceneFactory] = {}
+        super().__init__()
         for kind, split in self.kinds.items():
             parts = kind.split("+")
             where = next((part for part in parts if part in _MINI_KINDS), "click")
             scene, steps = _MINI_KINDS[where]
             popup, confirm = parts.count("popup"), "confirm" in parts
-            steps += popup + confirm
-            task_id = f"{self.name}/{kind}"
-            scenes[task_id] = partial(scene, popup=popup, confirm=confirm)
-            tasks[task_id] = Task(
-                task_id,
-                self.name,
-                scene.phrase,
-                max_steps=steps + self.most_slack,
-                tier=steps,
+            self.add(
+                kind,
+                partial(scene, popup=popup, confirm=confirm),
+                instruction=scene.phrase,
+                steps=steps + popup + confirm,
                 split=split,
             )
-        self.tasks: Mapping[str, Task] = tasks
-        self.scenes: Mapping[str, SceneFactory] = scenes
-
-    @checked
-    def make_env(
-        self,
-        *,
-        size: Size = size,
-        encoding: ImageEncoding = "png",
-        slack: Count = SLACK,
-    ) -> EmbeddedEnv:
-        """Return an environment of `size` pixels: (width, height) or "168x168", in PNG or JPEG."""
-        return EmbeddedEnv(
-            self.name,
-            self.tasks,
-            self.scenes,
-            size=size,
-            design=self.size,
-            max_scale=8.0,
-            encoding=encoding,
-            slack=slack,
-        )
 
 
 class ComposedSuite(MiniSuite):
     """Every kind of `mini` behind no, one or two pop-ups, without and with a confirmation.
 
-    All may be trained on: for measuring which tasks are worth training on. With `slack` of up to ten a failure
-    takes long, as elsewhere.
+    All of them may be trained on; the suite measures which tasks are worth training on. A failure may take
+    long, as in other suites: `slack` may be up to ten.
     """
 
     name = "composed"
@@ -125,22 +163,19 @@ class RecallSuite(MiniSuite):
     """A slide show, and `recall/LAG`: the button that it showed LAG pages ago, among its copies."""
 
     name = "recall"
+    kinds: Mapping[str, Split] = {}
     lags = range(1, 7)
 
     def __init__(self) -> None:
-        self.scenes: Mapping[str, SceneFactory] = {
-            f"{self.name}/{lag}": partial(mini.RecallScene, lag=lag) for lag in self.lags
-        }
-        self.tasks: Mapping[str, Task] = {
-            f"{self.name}/{lag}": Task(
-                f"{self.name}/{lag}",
-                self.name,
-                mini.RecallScene.phrase,
-                max_steps=mini.MOST_BEFORE + lag + 1 + SLACK,
+        super().__init__()
+        for lag in self.lags:
+            self.add(
+                str(lag),
+                partial(mini.RecallScene, lag=lag),
+                instruction=mini.RecallScene.phrase,
+                steps=mini.MOST_BEFORE + lag + 1,
                 tier=lag + 1,
             )
-            for lag in self.lags
-        }
 
 
 Templates = Mapping[str, tuple[SceneFactory, int, Split]]
@@ -181,54 +216,33 @@ _DESK: Templates = {
 }
 
 
-class DeskSuite:
+class DeskSuite(EmbeddedSuite):
     """Lettered applications: forms, lists, settings, a file manager."""
 
     name = "desk"
     size = (448, 336)
+    max_scale = 1.6
+    slack = 5
+    most_slack = 5
+    themes = DESK_THEMES
     templates: Templates = _DESK
 
     def __init__(self) -> None:
-        made = {f"{self.name}/{kind}": each for kind, each in self.templates.items()}
-        self.scenes: Mapping[str, SceneFactory] = {name: each[0] for name, each in made.items()}
-        self.tasks: Mapping[str, Task] = {
-            name: Task(
-                name,
-                self.name,
-                "{instruction}",
-                max_steps=steps + DESK_SLACK,
-                tier=steps,
+        super().__init__()
+        for kind, (scene, steps, split) in self.templates.items():
+            self.add(
+                kind,
+                scene,
+                instruction="{instruction}",
+                steps=steps,
                 split=split,
-                params=self.params_of(name),
+                params=self.params_of(kind),
             )
-            for name, (_, steps, split) in made.items()
-        }
 
     @staticmethod
     def params_of(_: str) -> Mapping[str, str]:
-        """Of the task of that id."""
+        """Return the `params` of the task of that kind."""
         return {}
-
-    @checked
-    def make_env(
-        self,
-        *,
-        size: Size = size,
-        encoding: ImageEncoding = "png",
-        slack: Count = DESK_SLACK,
-    ) -> EmbeddedEnv:
-        """Return an environment of `size` pixels: (width, height) or "448x336", in PNG or JPEG."""
-        return EmbeddedEnv(
-            self.name,
-            self.tasks,
-            self.scenes,
-            size=size,
-            design=self.size,
-            max_scale=1.6,
-            encoding=encoding,
-            slack=slack,
-            themes=DESK_THEMES,
-        )
 
 
 _APPS: Templates = {
@@ -264,6 +278,6 @@ class AppsSuite(DeskSuite):
     templates = _APPS
 
     @staticmethod
-    def params_of(task_id: str) -> Mapping[str, str]:
-        """Return the application that it is about."""
-        return {"application": task_id.partition("/")[2].partition("-")[0]}
+    def params_of(kind: str) -> Mapping[str, str]:
+        """Return the application that a task of that kind is about."""
+        return {"application": kind.partition("-")[0]}

@@ -1,4 +1,4 @@
-"""A line of text that is edited: caret, selection, clipboard."""
+"""An editable line of text with caret, selection and clipboard."""
 
 # ruff: noqa: D102 - overrides keep the contract that the base class documents
 from __future__ import annotations
@@ -12,7 +12,7 @@ MAX_LENGTH = 200  # characters
 
 
 class TextField(Clickable):
-    """Text in a box. The caret and the other end of the selection are `ui.caret`, `ui.anchor`."""
+    """A text in a box. Its caret and the other end of its selection are `ui.caret` and `ui.anchor`."""
 
     role = "field"
 
@@ -38,7 +38,7 @@ class TextField(Clickable):
     # --- editing ----------------------------------------------------------------------------
 
     def selection(self, ui: Ui) -> tuple[int, int]:
-        """First selected character, and one past the last; equal if nothing is selected."""
+        """Return the first selected position and one past the last; they are equal if nothing is selected."""
         length = len(self.value)
         caret, anchor = min(ui.caret, length), min(ui.anchor, length)
         return min(caret, anchor), max(caret, anchor)
@@ -128,9 +128,9 @@ class TextField(Clickable):
 
     def _at(self, ui: Ui, x: int) -> int:
         """Return the caret position nearest to `x`."""
-        shown, first = self._shown(ui)
+        text, first = self._visible_text(ui)
         left = self.bbox.x0 + ui.px(6)
-        widths = [text_width(shown[:i], ui.text_size) for i in range(len(shown) + 1)]
+        widths = [text_width(text[:i], ui.text_size) for i in range(len(text) + 1)]
         nearest = min(range(len(widths)), key=lambda i: abs(left + widths[i] - x))
         return first + nearest
 
@@ -148,8 +148,8 @@ class TextField(Clickable):
     def measure(self, ui: Ui) -> tuple[int, int]:
         return ui.px(self.width), ui.px(24)
 
-    def _shown(self, ui: Ui) -> tuple[str, int]:
-        """Return the part of the text that is in sight, and its first position: the caret stays in."""
+    def _visible_text(self, ui: Ui) -> tuple[str, int]:
+        """Return the visible part of the text and its first position; the caret is always visible."""
         text = "•" * len(self.value) if self.secret else self.value
         room = self.bbox.width - 2 * ui.px(6)
         caret = min(ui.caret, len(text)) if ui.focus == self.name else 0
@@ -169,17 +169,17 @@ class TextField(Clickable):
         if not self.value and not here:
             hint = fit_text(self.label, size, box.x1 - x - ui.px(6))
             canvas.text(x, y, hint, size, theme.muted, theme.field)
-        shown, first = self._shown(ui)
-        canvas.text(x, y, shown, size, theme.ink, theme.field)
+        text, first = self._visible_text(ui)
+        canvas.text(x, y, text, size, theme.ink, theme.field)
         if not here:
             return
-        start, end = (min(max(at - first, 0), len(shown)) for at in self.selection(ui))
+        start, end = (min(max(at - first, 0), len(text)) for at in self.selection(ui))
         if start != end:
-            left = x + text_width(shown[:start], size)
-            part = shown[start:end]
+            left = x + text_width(text[:start], size)
+            part = text[start:end]
             area = Rect(left, y, left + text_width(part, size), y + line_height(size))
             canvas.fill(area, theme.select)
             canvas.text(left, y, part, size, theme.ink, theme.select)
-        caret = min(max(ui.caret - first, 0), len(shown))
-        left = x + text_width(shown[:caret], size)
+        caret = min(max(ui.caret - first, 0), len(text))
+        left = x + text_width(text[:caret], size)
         canvas.fill(Rect(left, y, left + max(1, ui.px(1.2)), y + line_height(size)), theme.accent)

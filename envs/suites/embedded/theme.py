@@ -1,8 +1,8 @@
-"""Colours: eight that tasks name, the themes, and the palette a screen is drawn in.
+"""Colours: the eight that tasks name, the themes, and the palette in which a screen is drawn.
 
-Screens are drawn as palette indices, one byte a pixel: this makes lossless PNG encoding faster
-than JPEG. Entries 0-127 are the theme's colours and the blends that anti-aliasing needs; entry
-128 + i is entry i dimmed, for the layers behind a modal dialog.
+Screens are drawn as palette indices, one byte a pixel, which makes lossless PNG encoding faster than JPEG.
+Entries 0 to 127 are the theme's colours and the blends that anti-aliasing needs; entry 128 + i is entry i
+dimmed, for the layers behind a modal dialog.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HALF = 128
 
 @dataclass(frozen=True)
 class Theme:
-    """What each part of a screen is painted with."""
+    """The colours of the parts of a screen."""
 
     name: str
     wall: Colour  # behind the windows
@@ -114,7 +114,7 @@ DESK_THEMES: tuple[Theme, ...] = (
 
 
 def blend(over: Colour, under: Colour, alpha: float) -> Colour:
-    """`over` on `under` at opacity `alpha` (0-1)."""
+    """Return the colour of `over` on `under` at opacity `alpha`, 0 to 1."""
     return (
         round(over[0] * alpha + under[0] * (1 - alpha)),
         round(over[1] * alpha + under[1] * (1 - alpha)),
@@ -142,39 +142,39 @@ class Palette:
 
     def index(self, colour: Colour) -> int:
         """Return the entry nearest to `colour`."""
-        found = self._index.get(colour)
-        if found is None:
-            found = min(
+        entry = self._index.get(colour)
+        if entry is None:
+            entry = min(
                 range(len(self.colours)),
                 key=lambda i: sum(
                     (a - b) ** 2 for a, b in zip(colour, self.colours[i], strict=True)
                 ),
             )
-            self._index[colour] = found
-        return found
+            self._index[colour] = entry
+        return entry
 
     def ramp(self, over: Colour, under: Colour) -> bytes:
-        """Return a table [256]: coverage of `over` on `under` -> entry."""
-        found = self._ramps.get((over, under))
-        if found is None:
+        """Return a table [256] from the coverage of `over` on `under` to the palette entry."""
+        table = self._ramps.get((over, under))
+        if table is None:
             steps = [
                 self.index(blend(over, under, i / self.LEVELS)) for i in range(self.LEVELS + 1)
             ]
-            found = bytes(steps[round(a / 255 * self.LEVELS)] for a in range(256))
-            self._ramps[over, under] = found
-        return found
+            table = bytes(steps[round(a / 255 * self.LEVELS)] for a in range(256))
+            self._ramps[over, under] = table
+        return table
 
 
 @lru_cache(maxsize=64)
 def palette_of(theme: Theme) -> Palette:
-    """Return the palette of a theme, made once."""
+    """Return the palette of a theme, which is made once."""
     return Palette(theme)
 
 
 def _entries(theme: Theme) -> list[Colour]:
-    """At most 128 colours: the named ones first, then the blends in order of use."""
+    """Return at most 128 colours: those of the theme and COLOURS first, then the blends in order of use."""
     base = [getattr(theme, field.name) for field in fields(theme) if field.name != "name"]
-    named = [WHITE, BLACK, *base, *COLOURS.values()]
+    base_colours = [WHITE, BLACK, *base, *COLOURS.values()]
     text_pairs = [
         (theme.ink, theme.window),
         (theme.ink, theme.field),
@@ -195,4 +195,4 @@ def _entries(theme: Theme) -> list[Colour]:
         for colour in COLOURS.values():
             blends += [blend(colour, theme.window, alpha), blend(colour, theme.panel, alpha)]
         blends += [blend(WHITE, colour, alpha) for colour in COLOURS.values()]
-    return list(dict.fromkeys([*named, *blends]))[:HALF]
+    return list(dict.fromkeys([*base_colours, *blends]))[:HALF]

@@ -1,9 +1,8 @@
 """Parts of every screen: the widget protocol, containers, and the simple widgets.
 
-A widget measures itself, is given a rectangle, paints, and handles events. It holds no state of
-its own: values come in when it is built, changes go out through callbacks, and what must persist
-beyond one event is in `Ui`. The controls of suite desk are in controls.py and its neighbours,
-those of suite mini in marks.py.
+A widget measures itself, gets a rectangle, paints, and handles events. It has no state: it gets its values
+when it is built, reports changes through callbacks, and what must persist beyond one event is in `Ui`. The
+controls of suite `desk` are in controls.py, textfield.py and menus.py, those of suite `mini` in marks.py.
 """
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
 
@@ -23,7 +22,7 @@ NOWHERE = Rect(0, 0, 0, 0)
 
 @dataclass
 class Ui:
-    """State that persists between events, and what every widget reads: theme, scale, focus, offsets."""
+    """The state that persists between events, and what every widget reads: theme, scale, focus, offsets."""
 
     width: int  # pixels of the screen
     height: int  # pixels
@@ -31,13 +30,13 @@ class Ui:
     scale: float = 1.0  # pixels per design unit
     text_units: float = 12.0  # design units of a line of text's nominal size
     focus: str = ""  # name of the widget that has the keyboard
-    by_keyboard: bool = False  # whether the focus came there by Tab, and is marked
+    by_keyboard: bool = False  # whether the focus came by Tab, so that it is marked
     opened: str = ""  # name of the widget whose pop-up is open
-    caret: int = 0  # in the focused text field: position, and the other end of the selection
-    anchor: int = 0
+    caret: int = 0  # position in the focused text field
+    anchor: int = 0  # the other end of its selection
     clipboard: str = ""
     offsets: dict[str, int] = field(default_factory=dict)  # scroll offset by widget name, pixels
-    _pixels: dict[float, int] = field(default_factory=dict, repr=False)  # what px has computed
+    _pixels: dict[float, int] = field(default_factory=dict, repr=False)  # results of `px`
 
     @property
     def palette(self) -> Palette:
@@ -48,7 +47,7 @@ class Ui:
         return self.px(self.text_units)
 
     def px(self, units: float) -> int:
-        """Design units as pixels, at least one."""
+        """Return a length in design units as pixels, at least one."""
         pixels = self._pixels.get(units)
         if pixels is None:
             pixels = self._pixels[units] = max(1, round(units * self.scale))
@@ -64,13 +63,13 @@ class Pointer:
     button: MouseButton = "left"
     double: bool = False  # the second press of a double click
     triple: bool = False  # the third of a triple click
-    modifiers: frozenset[Modifier] = frozenset()  # that are held
+    modifiers: frozenset[Modifier] = frozenset()  # the modifiers that are held
 
 
 class Widget:
-    """A rectangle that may handle mouse and keyboard."""
+    """A rectangle on the screen that may handle mouse and keyboard."""
 
-    role: str = ""  # what it is in grounding data; empty: decoration
+    role: str = ""  # its role in grounding data; empty for decoration
     clickable: ClassVar[bool] = False
     focusable: ClassVar[bool] = False
     scrollable: ClassVar[bool] = False
@@ -81,24 +80,24 @@ class Widget:
         self.name = name
         self.colour = colour  # of COLOURS, if it has one
         self.label = ""  # the text on it
-        self.caption = ""  # what it is called, where that is not the text on it
+        self.caption = ""  # its name, if that is not the text on it
         self.children = list(children)
         self.bbox = NOWHERE
-        self.visible = NOWHERE  # the part of bbox that no container cuts off
+        self.visible = NOWHERE  # the part of `bbox` that no container cuts off
         self._size: tuple[int, int] | None = None
 
     def measure(self, ui: Ui) -> tuple[int, int]:
-        """Work out the (width, height) it wants."""
+        """Return the (width, height) that it needs."""
         return 0, 0
 
     def size(self, ui: Ui) -> tuple[int, int]:
-        """Return the result of `measure`, computed once: every level of nesting needs it."""
+        """Return the result of `measure`, computed once, since every level of nesting needs it."""
         if self._size is None:
             self._size = self.measure(ui)
         return self._size
 
     def place(self, ui: Ui, box: Rect, clip: Rect) -> None:
-        """Take the rectangle `box`, of which `clip` can be seen, and place the children."""
+        """Take the rectangle `box`, of which the part within `clip` is visible, and place the children."""
         self.bbox = box
         self.visible = box.cut(clip)
         self.arrange(ui, clip)
@@ -118,36 +117,36 @@ class Widget:
         """Handle a drag that began here."""
 
     def drop(self, ui: Ui, dragged: str) -> bool:
-        """Handle the end of a drag of the widget named `dragged`; False if it means nothing."""
+        """Handle the end of a drag of the widget named `dragged`; return False if it means nothing here."""
         return False
 
     def scroll(self, ui: Ui, notches: int) -> bool:
-        """Turn the wheel; False if there is nothing to scroll, so that a parent may."""
+        """Handle the wheel; return False if there is nothing to scroll, so that a parent may."""
         return False
 
     def key(self, ui: Ui, keys: Sequence[str]) -> bool:
-        """Handle a key; False if it means nothing here."""
+        """Handle a key; return False if it means nothing here."""
         return False
 
     def write(self, ui: Ui, text: str) -> bool:
-        """Handle typed text without line ends; False if it means nothing here."""
+        """Handle typed text without line ends; return False if it means nothing here."""
         return text == " " and self.key(ui, ["space"])
 
     def focused(self, ui: Ui) -> None:
-        """Handle the keyboard focus, which came here by Tab."""
+        """Handle getting the keyboard focus by Tab."""
 
     def popup(self, ui: Ui) -> tuple[Widget, Rect] | None:
-        """Its pop-up above everything else, while it is `ui.opened`."""
+        """Return the pop-up to show above everything else while this widget is `ui.opened`, or None."""
         return None
 
     def walk(self) -> Iterator[Widget]:
-        """Itself and all below it, in tree order."""
+        """Yield this widget and all widgets below it, in tree order."""
         yield self
         for child in self.children:
             yield from child.walk()
 
     def path_to(self, x: int, y: int) -> list[Widget]:
-        """From itself to the innermost widget at (x, y); empty if the point is not on it."""
+        """Return the widgets from this one to the innermost at (x, y); none if the point is not on it."""
         if not self.visible.contains(x, y):
             return []
         for child in reversed(self.children):
@@ -161,7 +160,7 @@ class Widget:
 
 
 class Free(Widget):
-    """Children at rectangles of their own."""
+    """A container that places each child at a given rectangle."""
 
     def __init__(self, placed: Iterable[tuple[Widget, Rect]], name: str = "") -> None:
         self._placed = list(placed)
@@ -176,7 +175,7 @@ Align = Literal["start", "centre", "end", "fill"]
 
 
 class Line(Widget):
-    """Children one after another; `grow` names those that share the room left over."""
+    """A container with children one after another; those in `grow` share the remaining room."""
 
     def __init__(
         self,
@@ -236,7 +235,7 @@ def column(
     align: Align = "fill",
     grow: Sequence[Widget] = (),
 ) -> Line:
-    """Children from top to bottom; gaps in design units."""
+    """Return a container with children from top to bottom; gaps in design units."""
     return Line(children, down=True, gap=gap, pad=pad, align=align, grow=grow)
 
 
@@ -247,12 +246,12 @@ def row(
     align: Align = "centre",
     grow: Sequence[Widget] = (),
 ) -> Line:
-    """Children from left to right; gaps in design units."""
+    """Return a container with children from left to right; gaps in design units."""
     return Line(children, down=False, gap=gap, pad=pad, align=align, grow=grow)
 
 
 class Panel(Widget):
-    """A filled area with one child inside; a margin of `pad` design units."""
+    """A filled area with one child inside and a margin of `pad` design units."""
 
     def __init__(
         self, child: Widget | None = None, *, fill: Colour, pad: float = 0, edge: bool = False
@@ -280,7 +279,7 @@ class Panel(Widget):
 
 
 class Sized(Widget):
-    """A child that wants a given size; a side of 0 is the child's own."""
+    """A container that needs a given size; a side of 0 is the child's own."""
 
     def __init__(self, child: Widget, width: float = 0, height: float = 0) -> None:
         super().__init__(children=(child,))
@@ -362,7 +361,7 @@ class Window(Widget):
 
 
 class Clickable(Widget):
-    """A widget that does one thing when pressed, or when Enter or Space reaches it."""
+    """A widget that does one thing when it is pressed, or gets Enter or Space."""
 
     clickable = True
     focusable = True
@@ -390,7 +389,7 @@ class Clickable(Widget):
         return False
 
     def activate(self) -> None:
-        """Do it, unless it is disabled."""
+        """Call the handler, unless the widget is disabled."""
         if self.enabled and self.on_press is not None:
             self.on_press()
 
@@ -443,7 +442,7 @@ class Fill(Widget):
 
 
 class Gap(Widget):
-    """Nothing, of a size in design units; for `Line.grow`."""
+    """Empty space of a size in design units, e.g. for `Line.grow`."""
 
     def __init__(self, width: float = 0, height: float = 0) -> None:
         super().__init__()
@@ -455,7 +454,7 @@ class Gap(Widget):
 
 
 class Label(Widget):
-    """One line of text, cut short with dots if it does not fit."""
+    """One line of text, shortened with dots if it does not fit."""
 
     def __init__(self, text: str, *, muted: bool = False, size: float = 1.0) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Suite `explored:FOLDER`: tasks that `dart explore tasks` made of an exploration.
+"""Suite `explored:FOLDER`: tasks that `dart explore tasks` made from an exploration.
 
-env     the environment of the explored suite, with the goal "that screen is reached", and the suite
+env     the suite, and its environment: it plays in the explored suite's, with a screen as the goal
 tasks   the file FOLDER/tasks.json
 """

@@ -1,6 +1,6 @@
-"""Suite `explored:FOLDER`: tasks that `dart explore tasks` made, each a screen to be reached.
+"""Suite `explored:FOLDER`: the tasks of an exploration, each a screen to reach.
 
-ExploredEnv     another suite's environment, with that goal
+ExploredEnv     the environment of the explored suite, with a screen as the goal
 ExploredSuite   the tasks of a folder
 """
 
@@ -29,9 +29,9 @@ from envs.suites.explored.tasks import ExploredTask, PathStep, read_file
 class ExploredEnv:
     """Plays suite `explored`. See envs.contract.base.GuiEnv for the contract.
 
-    The evaluator is the environment's own `state()`: an episode passes, and ends, on the screen to be
-    reached. The rules and the verdict of the suite's own task do not count, but where it ends an episode,
-    the episode is over.
+    The evaluator compares the environment's `state()` with the goal: an episode passes, and ends, on the
+    screen to reach. The rules and the verdict of the explored suite's task do not count, but an episode
+    that it ends is over.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ExploredEnv:
     ) -> None:
         """`bases` are the tasks of the explored suite by id; `make` makes its environment.
 
-        `observe` are the texts that are asked for: the environment may read others to tell its elements.
+        `observe` are the kinds of text that are requested; the environment may read others for its elements.
         """
         self._tasks = tasks
         self._bases = bases
@@ -53,12 +53,12 @@ class ExploredEnv:
         self._explorable: Explorable | None = None
         self._task: ExploredTask | None = None
         self._over = True
-        self._rest: list[Action] = []  # of the step of the path that has begun
+        self._rest: list[Action] = []  # the remaining actions of the present step of the path
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start `options["task"]`, a Task of this suite or its id, on one of the seeds that are known."""
+        """Start `options["task"]`, a Task of this suite or its id, on one of the task's seeds."""
         task = task_of(options, self._tasks, "explored")
         if self._env is None:
             self._env, self._explorable = as_explorable(self._make())
@@ -67,40 +67,40 @@ class ExploredEnv:
         screen, info = self._env.reset(
             seed=base, options={"task": self._bases[task.base], "free": True}
         )
-        if (found := self.state().id) != task.start:
+        if (screen_id := self.state().id) != task.start:
             self._over = True
             raise EnvError(
-                f"{task.id}: {task.base} with seed {base} starts on another screen ({found[:8]}) than when "
+                f"{task.id}: {task.base} with seed {base} starts on another screen ({screen_id[:8]}) than when "
                 "it was explored; make the tasks again"
             )
-        return self._shown(screen), dict(info) | {
+        return self._with_asked_texts(screen), dict(info) | {
             "instruction": task.instruction,
             "max_steps": task.max_steps,
         }
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Perform an action; the episode ends with a reward of 1.0 on the screen to be reached."""
+        """Perform an action. The episode ends with a reward of 1.0 on the screen to reach."""
         env, task = self._playing()
-        screen, _, ended, cut, info = env.step(action)
-        self._over = ended or cut
+        screen, _, terminated, cut, info = env.step(action)
+        self._over = terminated or cut
         reached = not self._over and self.state().id in task.targets
-        return self._shown(screen), float(reached), ended or reached, cut, info
+        return self._with_asked_texts(screen), float(reached), terminated or reached, cut, info
 
     def evaluate(self) -> Verdict:
-        """Pass on the screen to be reached."""
+        """Return pass if the screen to reach is shown."""
         if self._task is None:
             raise EnvError("no episode is being played; call reset first")
         if self._over:
             return Verdict("fail", "the episode ended on the way")
         try:
-            found = self.state()
+            state = self.state()
         except ActionCausedError:
             raise
         except EnvError as error:
             return Verdict("invalid", f"the screen cannot be told: {error}")
-        if found.id in self._task.targets:
+        if state.id in self._task.targets:
             return Verdict("pass", "the screen is reached")
-        where = f" ({found.route})" if found.route else ""
+        where = f" ({state.route})" if state.route else ""
         return Verdict("fail", f"another screen is shown{where}")
 
     def close(self) -> None:
@@ -112,21 +112,21 @@ class ExploredEnv:
     # --- Solvable ------------------------------------------------------------------------------
 
     def oracle_action(self) -> Action:
-        """Return the next action of the known path. Raises EnvError on a screen that it does not pass."""
+        """Return the next action of the task's path. Raises EnvError on a screen that is not on the path."""
         if not self._rest:
             step, element = self._next()
             self._rest = performing(element, step.action, step.text)
         return self._rest.pop(0)
 
     def oracle_hint(self) -> str:
-        """Return the next step of the known path in words; empty beside it, and within a step."""
+        """Return the next step of the task's path in words; empty beside the path and within a step."""
         try:
             return "" if self._rest else self._next()[0].told
         except EnvError:
             return ""
 
     def _next(self) -> tuple[PathStep, Element]:
-        """Return the step of the path that goes on from the present screen, and what it acts on."""
+        """Return the step of the path that starts on the present screen, and the element that it acts on."""
         _, task = self._playing()
         here = self.state().id
         for step in reversed(task.path):
@@ -145,11 +145,11 @@ class ExploredEnv:
     # --- Explorable ----------------------------------------------------------------------------
 
     def elements(self) -> list[Element]:
-        """Those of the explored suite's environment."""
+        """Return the elements of the explored suite's environment."""
         return self._explored().elements()
 
     def state(self) -> ScreenState:
-        """Return that of the explored suite's environment."""
+        """Return the state of the explored suite's environment."""
         return self._explored().state()
 
     def _explored(self) -> Explorable:
@@ -157,7 +157,7 @@ class ExploredEnv:
             raise EnvError("no episode is being played; call reset first")
         return self._explorable
 
-    def _shown(self, screen: Observation) -> Observation:
+    def _with_asked_texts(self, screen: Observation) -> Observation:
         texts = {kind: text for kind, text in screen.texts.items() if kind in self._observe}
         return replace(screen, texts=texts)
 
@@ -168,9 +168,9 @@ class ExploredEnv:
 
 
 class ExploredSuite:
-    """Tasks of a folder; its environments are those of the suite that was explored.
+    """The tasks of a folder, played in environments of the explored suite.
 
-    Raises TaskError for a folder without tasks.
+    Raises TaskError if it has no tasks.
     """
 
     name = "explored"
@@ -187,7 +187,7 @@ class ExploredSuite:
                 )
         self._bases = {task.base: explored.tasks[task.base] for task in self.file.tasks}
         self.size = self.file.options.get("size", getattr(explored, "size", None))
-        """Of its screens, where the options or the explored suite name one."""
+        """Size of the screens, if the options or the explored suite name one."""
         self.observes: tuple[ObservedKind, ...] = tuple(getattr(explored, "observes", ()))
         self.tasks: Mapping[str, Task] = {
             task.id: Task(
@@ -203,27 +203,27 @@ class ExploredSuite:
         }
 
     def make_env(self, *, observe: Sequence[ObservedKind] = (), **options: Any) -> ExploredEnv:
-        """Return an environment of the explored suite, with the options of the exploration but for these."""
-        chosen = self.file.options | options
-        check_options(self.file.suite, chosen)
+        """Return an environment with the options of the exploration, overridden by `options`."""
+        all_options = self.file.options | options
+        check_options(self.file.suite, all_options)
         check_observe(self.file.suite, observe)
         return ExploredEnv(
             {task.id: task for task in self.file.tasks},
             self._bases,
-            lambda: make_env(self.file.suite, observe=self._read(observe), **chosen),
+            lambda: make_env(self.file.suite, observe=self._read(observe), **all_options),
             observe,
         )
 
     def check_parts(self, *, observe: Sequence[str] = (), **options: Any) -> None:
-        """Raise MissingPartError where the explored suite lacks something."""
-        chosen = self.file.options | options
-        check_parts(self.file.suite, chosen, list(self._bases), self._read(observe))
+        """Raise MissingPartError if a part is missing that the explored suite needs."""
+        all_options = self.file.options | options
+        check_parts(self.file.suite, all_options, list(self._bases), self._read(observe))
 
     def longest_reset_s(self, **options: Any) -> float:
-        """Return what the explored suite gives a reset."""
+        """Return the seconds that the explored suite allows for a reset."""
         return longest_reset_s(self.file.suite, self.file.options | options)
 
     def _read(self, observe: Sequence[str]) -> list[str]:
-        """Texts that the explored suite has to read: where it has a tree of accessibility, elements need it."""
-        needed = [kind for kind in self.observes if kind == "accessibility"]
-        return list(dict.fromkeys([*observe, *needed]))
+        """Return the kinds of text that the explored suite must read, with the tree that has its elements."""
+        kinds = [kind for kind in self.observes if kind == "accessibility"]
+        return list(dict.fromkeys([*observe, *kinds]))

@@ -1,5 +1,5 @@
-"""gymnasium's environments as suites `gym:ENV_ID`, with hooks of the user's.
+"""gymnasium's environments as suites `gym:ENV_ID`, with hooks that the user writes.
 
-env     GymEnv, which keeps the GuiEnv contract, and GymSuite, of an id or a file of hooks
-hooks   GymHooks: image, action and verdict, which say what a screen, a click and a success are
+env     GymEnv, which implements the GuiEnv contract, and GymSuite, named by an id or a file of hooks
+hooks   GymHooks, the base class of hooks: they define the screen, the actions and the verdict
 """

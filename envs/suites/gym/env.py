@@ -1,7 +1,7 @@
 """One environment of gymnasium behind the contract of envs/contract/base.py.
 
-GymEnv     plays it
-GymSuite   `gym:ENV_ID` with env.options.hooks, or `gym:file.py:MyHooks`
+GymEnv     the environment
+GymSuite   the suite `gym:ENV_ID`, with hooks by env.options.hooks, or `gym:file.py:MyHooks`
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from PIL import Image
 
 from bus.errors import DartError, EnvError, MissingPartError, TaskError
 from envs.contract.actions import Action, Answer, Done, Fail
-from envs.contract.base import Observation, Task, Verdict, image_type, task_of
+from envs.contract.base import Observation, Task, Verdict, task_of
+from envs.contract.blobs import image_type
 from envs.contract.options import checked
 from envs.contract.own_code import load_own
 from envs.contract.screenshots import seen_size
@@ -28,7 +29,8 @@ from envs.suites.gym.hooks import Episode, GymHooks
 class GymEnv:
     """Plays an environment of gymnasium. See envs.contract.base.GuiEnv for the contract.
 
-    An error of the environment or of a hook is an EnvError that names it; the next reset makes a new environment.
+    An error in gymnasium's environment or in a hook becomes an EnvError that names the place; the next
+    reset makes a new environment.
     """
 
     def __init__(self, name: str, tasks: Mapping[str, Task], env_id: str, hooks: GymHooks) -> None:
@@ -36,7 +38,7 @@ class GymEnv:
         self._tasks = tasks
         self._env_id = env_id
         self._hooks = hooks
-        self._made: Any = None
+        self._gym_env: Any = None
         self._episode: Episode | None = None
         self._steps_left = 0  # actions of the policy
         self._over = True
@@ -50,32 +52,32 @@ class GymEnv:
             raise EnvError("the environment is closed")
         task = task_of(options, self._tasks, self._name)
         self._episode, self._over = None, True
-        hooks, chosen = self._hooks, dict(self._hooks.tasks[task.params["name"]])
-        with self._named("reset"):
-            if self._made is None:
-                self._made = import_gymnasium().make(self._env_id, **hooks.env_options)
-            observation, info = self._made.reset(seed=seed, options=chosen or None)
-        self._episode = Episode(self._made.unwrapped, observation, dict(info))
+        hooks, task_options = self._hooks, dict(self._hooks.tasks[task.params["name"]])
+        with self._errors_named("reset"):
+            if self._gym_env is None:
+                self._gym_env = import_gymnasium().make(self._env_id, **hooks.env_options)
+            observation, info = self._gym_env.reset(seed=seed, options=task_options or None)
+        self._episode = Episode(self._gym_env.unwrapped, observation, dict(info))
         self._over = False
         free = (options or {}).get("free", False)
         self._steps_left = -1 if free else hooks.max_steps
-        with self._named("hook instruction"):
+        with self._errors_named("hook instruction"):
             instruction = hooks.instruction(self._episode.env, observation)
         return self._observation(), {"instruction": instruction, "max_steps": hooks.max_steps}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Perform the action, where the hook gives one of the environment for it."""
+        """Perform the action that the hook returns for `action`; do nothing if it returns None."""
         episode = self._playing()
         if self._over:
             raise EnvError("the episode is over; call reset before the next step")
         episode.last_action = action
         reward, theirs = 0.0, None
         if not isinstance(action, Done | Fail | Answer):
-            with self._named("hook action"):
+            with self._errors_named("hook action"):
                 theirs = self._hooks.action(action, episode.env)
         if theirs is not None:
-            with self._named("step"):
-                observation, reward, terminated, truncated, info = self._made.step(theirs)
+            with self._errors_named("step"):
+                observation, reward, terminated, truncated, info = self._gym_env.step(theirs)
                 reward = float(reward)
             episode.observation, episode.info = observation, dict(info)
             episode.terminated, episode.truncated = bool(terminated), bool(truncated)
@@ -88,18 +90,18 @@ class GymEnv:
         return self._observation(), reward, ends, truncated, info
 
     def evaluate(self) -> Verdict:
-        """Return what the hook says of the state."""
+        """Return the verdict of the hook."""
         episode = self._playing()
-        with self._named("hook verdict"):
+        with self._errors_named("hook verdict"):
             verdict = self._hooks.verdict(episode)
             if not isinstance(verdict, Verdict):
                 raise TypeError(f"wants a Verdict, got {verdict!r:.80}")
         return verdict
 
     def oracle_action(self) -> Action:
-        """Return the hook's, if it has one. Raises NoOracleError."""
+        """Return the next action of a solution from the hook. Raises NoOracleError if it has none."""
         episode = self._playing()
-        with self._named("hook oracle"):
+        with self._errors_named("hook oracle"):
             return self._hooks.oracle(episode.env, episode.observation)
 
     def close(self) -> None:
@@ -113,26 +115,26 @@ class GymEnv:
         return self._episode
 
     def _drop(self) -> None:
-        made, self._made, self._episode = self._made, None, None
-        if made is not None:
+        gym_env, self._gym_env, self._episode = self._gym_env, None, None
+        if gym_env is not None:
             with suppress(Exception):
-                made.close()
+                gym_env.close()
 
     @contextmanager
-    def _named(self, what: str) -> Iterator[None]:
-        """Errors of the environment and of hooks, as ours that name their place."""
+    def _errors_named(self, what: str) -> Iterator[None]:
+        """Turn an error inside into an EnvError that names `what`; a DartError is passed on."""
         try:
             yield
         except DartError:
             raise
         except Exception as error:
             self._drop()
-            said = " ".join(str(error).split())[:300]
-            raise EnvError(f"{self._name}: {what}: {type(error).__name__}: {said}") from error
+            message = " ".join(str(error).split())[:300]
+            raise EnvError(f"{self._name}: {what}: {type(error).__name__}: {message}") from error
 
     def _observation(self) -> Observation:
         episode = self._playing()
-        with self._named("hook image"):
+        with self._errors_named("hook image"):
             image = self._hooks.image(episode.env, episode.observation)
             if isinstance(image, bytes):
                 media_type = image_type(image)
@@ -151,7 +153,7 @@ class GymEnv:
 
 
 def check_id(env_id: str) -> None:
-    """Raise TaskError for an id that gymnasium does not know; imports the module that it names."""
+    """Raise TaskError if gymnasium has no such environment. Imports the module that the id names."""
     gymnasium = import_gymnasium()
     try:
         gymnasium.spec(env_id)
@@ -163,7 +165,7 @@ def check_id(env_id: str) -> None:
 
 
 def import_gymnasium() -> Any:
-    """Return the package. Raises MissingPartError with the install step."""
+    """Return the package gymnasium. Raises MissingPartError with the install step."""
     try:
         import gymnasium
     except ModuleNotFoundError as error:
@@ -175,21 +177,21 @@ def import_gymnasium() -> Any:
 
 _VERSION = re.compile(r"-v[0-9]+$")
 MOST_STEPS = 1000
-"""Of an episode whose hooks are named by an option: a task's limit is known before its options are."""
+"""Step limit of tasks whose hooks an option names, since the tasks are made before the options are known."""
 
 
 class GymSuite:
-    """One environment of gymnasium.
+    """The suite of one environment of gymnasium.
 
-    `of` is an id such as CartPole-v1 or ale_py:ALE/Pong-v5, whose hooks the option names, or hooks that
-    name their environment: file.py:MyHooks, my_package.my_module:MyHooks.
+    `of` is an id such as CartPole-v1 or ale_py:ALE/Pong-v5; then the option `hooks` names the hooks. Or it
+    is the hooks, which name their environment: file.py:MyHooks or my_package.my_module:MyHooks.
     """
 
     def __init__(self, of: str) -> None:
         self.name = f"gym:{of}"
-        self._named = of if ":" in of and not _VERSION.search(of) else ""
-        if self._named:
-            hooks = _hooks_of(self._named)
+        self._hooks_path = of if ":" in of and not _VERSION.search(of) else ""
+        if self._hooks_path:
+            hooks = _hooks_of(self._hooks_path)
             self._env_id = hooks().env_id
             if not self._env_id:
                 raise TaskError(f"suite {self.name}: its env_id is empty, set it to gymnasium's id")
@@ -208,23 +210,23 @@ class GymSuite:
 
     @checked
     def make_env(self, *, hooks: str = "") -> GymEnv:
-        """Return an environment of its own, which the first reset makes; `hooks` is file.py:MyHooks.
+        """Return a new environment; `hooks` is file.py:MyHooks. Its first reset makes gymnasium's environment.
 
-        Raises TaskError for hooks that cannot be loaded or lack a part.
+        Raises TaskError if the hooks cannot be loaded or lack a part.
         """
-        if self._named and hooks:
+        if self._hooks_path and hooks:
             raise TaskError(f"suite {self.name} names its hooks; leave env.options.hooks out")
-        if not (self._named or hooks):
+        if not (self._hooks_path or hooks):
             raise TaskError(
                 f'suite {self.name} needs hooks: set env.options.hooks = "file.py:MyHooks" '
                 "(docs/environments/gym.md)"
             )
         import_gymnasium()
-        made = _hooks_of(self._named or hooks)()
-        if "play" not in made.tasks and not self._named:
+        instance = _hooks_of(self._hooks_path or hooks)()
+        if "play" not in instance.tasks and not self._hooks_path:
             raise TaskError(f"hooks {hooks} have tasks: name the suite gym:{hooks}")
         check_id(self._env_id)
-        return GymEnv(self.name, self.tasks, self._env_id, made)
+        return GymEnv(self.name, self.tasks, self._env_id, instance)
 
     def check_parts(self, **_: object) -> None:
         """Raise MissingPartError if gymnasium is not installed."""
@@ -233,19 +235,24 @@ class GymSuite:
 
 @lru_cache(maxsize=64)
 def _hooks_of(path: str) -> type[GymHooks]:
-    """Return the class at `path`; its file is run once, since it may register environments. Raises TaskError."""
+    """Return the class of hooks at `path`.
+
+    Its file runs once, since it may register environments. Raises TaskError.
+    """
     import_gymnasium()
-    found = load_own("hooks", path, path, once=True)
-    if not isinstance(found, GymHooks):
+    loaded = load_own("hooks", path, path, once=True)
+    if not isinstance(loaded, GymHooks):
         raise TaskError(f"hooks {path}: derive it from envs.suites.gym.hooks.GymHooks")
     for name in ("action", "verdict"):
-        if getattr(type(found), name) is getattr(GymHooks, name):
+        if getattr(type(loaded), name) is getattr(GymHooks, name):
             raise TaskError(f"hooks {path}: it needs a method {name}")
-    if not (isinstance(found.max_steps, int) and 1 <= found.max_steps <= MOST_STEPS):
-        raise TaskError(f"hooks {path}: max_steps must be 1 to {MOST_STEPS}, got {found.max_steps}")
-    return type(found)
+    if not (isinstance(loaded.max_steps, int) and 1 <= loaded.max_steps <= MOST_STEPS):
+        raise TaskError(
+            f"hooks {path}: max_steps must be 1 to {MOST_STEPS}, got {loaded.max_steps}"
+        )
+    return type(loaded)
 
 
 def _short(env_id: str) -> str:
-    """Return an id without the module that registers it, and without slashes: a task's id has one."""
+    """Return an id without the module that registers it and without slashes, for the ids of tasks."""
     return env_id.rpartition(":")[2].replace("/", "-")

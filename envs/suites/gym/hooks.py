@@ -1,7 +1,7 @@
-"""What a gymnasium environment does not say of itself: its screen, its clicks, its verdict.
+"""The parts that a gymnasium environment lacks: its screen, the meaning of clicks, its verdict.
 
-GymHooks   a class to derive from
-Episode    what the verdict is given from
+GymHooks   the base class of a user's hooks
+Episode    the episode so far, from which the hooks give a verdict
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from envs.contract.base import Verdict
 
 @dataclass
 class Episode:
-    """One episode as far as it was played."""
+    """An episode so far."""
 
-    env: Any  # gymnasium's, unwrapped
-    observation: Any  # the newest
+    env: Any  # gymnasium's environment, unwrapped
+    observation: Any  # the newest one
     info: dict[str, Any]  # of the newest step, or of reset
-    rewards: list[float] = field(default_factory=list)  # of each step
+    rewards: list[float] = field(default_factory=list)  # one for each step
     terminated: bool = False  # the environment ended it
     truncated: bool = False  # the environment's limit ended it
     last_action: Action | None = None  # of the policy
@@ -34,22 +34,25 @@ class Episode:
 
 
 class GymHooks:
-    """Derive from it and write `action` and `verdict`; one object is made for each environment.
+    """The base class of hooks: a subclass defines `action` and `verdict`.
 
-    `env` is gymnasium's environment without its wrappers. Points of actions are in pixels of what `image` gives.
+    Each environment gets its own object.
+
+    `env` is gymnasium's environment without its wrappers. Points of actions are in pixels of the image of
+    `image`.
     """
 
     env_id: str = ""
-    """What gymnasium.make is given, e.g. CartPole-v1, where the suite is named by this class."""
+    """The id for gymnasium.make, e.g. CartPole-v1; needed if the suite is named by this class."""
     env_options: Mapping[str, Any] = {"render_mode": "rgb_array"}
     """Keyword arguments of gymnasium.make."""
     tasks: Mapping[str, Mapping[str, Any]] = {"play": {}}
-    """Names of tasks -> `options` of the environment's reset."""
+    """Name of a task -> `options` for the environment's reset."""
     max_steps: int = 50
     """Actions of the policy after which an episode is cut off."""
 
-    def instruction(self, env: Any, observation: Any) -> str:  # noqa: ARG002 - for those who derive
-        """Return the goal in words, after a reset."""
+    def instruction(self, env: Any, observation: Any) -> str:  # noqa: ARG002 - for subclasses
+        """Return the goal in words. Called after a reset."""
         return "Play."
 
     def image(self, env: Any, observation: Any) -> Any:  # noqa: ARG002
@@ -57,16 +60,22 @@ class GymHooks:
         return env.render()
 
     def action(self, action: Action, env: Any) -> Any:
-        """Return the environment's action for one of the policy's; None where it means nothing: no step is made.
+        """Return the environment's action for an action of the policy; None if no step is to be made.
 
-        Not asked for done, fail and answer, which end the episode.
+        It is not called for done, fail and answer, which end the episode.
         """
         raise NotImplementedError
 
     def verdict(self, episode: Episode) -> Verdict:
-        """Whether the task is done, from the state; also asked right after reset, when it must not be."""
+        """Return the verdict on the present state.
+
+        It is also called right after reset, when it must not be a pass.
+        """
         raise NotImplementedError
 
     def oracle(self, env: Any, observation: Any) -> Action:  # noqa: ARG002
-        """Return the next action of a solution. Optional: `dart env check` and `dart data collect` play it."""
+        """Return the next action of a solution.
+
+        Optional: `dart env check` and `dart data collect` play it.
+        """
         raise NoOracleError(f"{type(self).__name__} has no oracle")

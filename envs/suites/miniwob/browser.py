@@ -1,8 +1,8 @@
-"""The one browser of a process, and the pages in it.
+"""A browser that the environments of a process share, and the pages in it.
 
-BrowserHost   starts the browser for its first user, replaces it when it died, ends it with the
-              last; keeps pages loaded for tasks that will be played again
-TaskPage      a page in a context of its own: load a task, start an episode, act, take a screenshot
+BrowserHost   starts the browser for the first environment, replaces it when it has died, and ends it with
+              the last environment; it keeps pages loaded for tasks that will be played again
+TaskPage      a page in its own browser context: it loads a task, starts an episode, acts, takes a screenshot
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ SETTLE_MS = 500  # of the page's time, at the beginning of an episode
 POLL_S = 0.002
 
 BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Pauses before a first, second, ... start of a browser in a row that died early."""
+"""Pauses in seconds before starting a browser again: after no, one, two, ... browsers in a row that died
+early."""
 
 SHORT_LIFE_S = 30.0
 STARTS_IN = 4
-"""Times the deadline of one command: a start is two of them, and the end of a browser that does not answer."""
+"""Limit of a start, in deadlines of one command: it has two commands, and a browser that hangs is ended
+first."""
 
 SPARE_PAGES = 2
-"""Pages kept loaded for each environment, besides the one it plays in."""
+"""Pages kept loaded for each environment, beside the one in which it plays."""
 
 PAGE_EPISODES = 500
 """Episodes after which a page is replaced, so that nothing accumulates in it."""
@@ -50,9 +52,9 @@ PAGE_EPISODES = 500
 class BrowserHost:
     """One browser for all environments of a process that have the same options.
 
-    Unused pages are kept with their tasks loaded, at most `SPARE_PAGES` for each environment:
-    loading one costs as much as some twenty steps. Beyond that the page unused for longest is
-    taken for another task. `starts` counts the browsers started so far.
+    Unused pages stay loaded with their tasks, at most `SPARE_PAGES` for each environment, since loading a
+    page takes as long as some twenty steps. Beyond that number, the page that was unused for longest is
+    used for another task. `starts` counts the browsers that were started so far.
     """
 
     def __init__(
@@ -64,7 +66,10 @@ class BrowserHost:
         deadline_s: float,
         size: tuple[int, int] = (WIDTH, HEIGHT),
     ) -> None:
-        """Browser and pages are looked for when the first page is taken; `size` is a page's, CSS pixels."""
+        """Make a host; it looks for browser and pages only when a page is taken.
+
+        `size` is a page's, in CSS pixels.
+        """
         self.starts = 0
         self._find_binary = find_binary
         self._find_pages = find_pages
@@ -72,11 +77,11 @@ class BrowserHost:
         self._encoding: ImageEncoding = encoding
         self._deadline_s = deadline_s
         self._size = size
-        self._lock = threading.Lock()  # of users and pages; held for moments
+        self._lock = threading.Lock()  # guards users and pages, for moments only
         self._starting = SharedLock("the start of a shared browser")
         self._users = 0
         self._browser: Chromium | None = None
-        self._spare: list[TaskPage] = []  # unused for longest comes first
+        self._spare: list[TaskPage] = []  # the one that was unused for longest comes first
         self._started = 0.0
         self._short_lives = 0
 
@@ -96,9 +101,9 @@ class BrowserHost:
                 self._end()
 
     def take(self, name: str) -> TaskPage:
-        """Return a page in the live browser, with task `name` loaded if a spare one is.
+        """Return a page in the live browser: a spare one with task `name` loaded, if there is one.
 
-        Raises EnvError, and MissingPartError where browser or pages are not installed.
+        Raises EnvError, and MissingPartError if browser or pages are not installed.
         """
         folder = self._find_pages()
         browser = self.browser()
@@ -110,34 +115,40 @@ class BrowserHost:
             if loaded or len(self._spare) > SPARE_PAGES * self._users:
                 page = loaded[-1] if loaded else self._spare[0]
                 self._spare.remove(page)
-        for each in broken:
-            each.close()
-        how = self._scale, self._encoding, self._deadline_s, self._size
-        return page or TaskPage(browser, folder, *how)
+        for worn in broken:
+            worn.close()
+        return page or TaskPage(
+            browser,
+            folder,
+            scale=self._scale,
+            encoding=self._encoding,
+            deadline_s=self._deadline_s,
+            size=self._size,
+        )
 
     def give_back(self, page: TaskPage) -> None:
-        """Keep an intact page for the next episode of its task."""
+        """Keep an intact page loaded for the next episode of its task."""
         with self._lock:
             if page.browser is self._browser:
                 self._spare.append(page)
 
     def browser(self) -> Chromium:
-        """Return the live browser, started if there is none. Raises EnvError."""
+        """Return the live browser; start one if there is none. Raises EnvError."""
         if (browser := self._living()) is not None:
             return browser
         longest_s = BACK_OFF_S[-1] + STARTS_IN * self._deadline_s
-        with self._starting.held(longest_s, f"Chromium has been started for {longest_s:g} s"):
+        with self._starting.hold(longest_s, f"Chromium has been started for {longest_s:g} s"):
             return self._living() or self._start()
 
     def _living(self) -> Chromium | None:
         with self._lock:
             browser = self._browser
-            return None if browser is None or browser.ended else browser
+            return None if browser is None or browser.end_reason else browser
 
     def _start(self) -> Chromium:
         with self._lock:
             if self._browser is not None:
-                logger.error("Chromium %d ended: %s", self._browser.pid, self._browser.ended)
+                logger.error("Chromium %d ended: %s", self._browser.pid, self._browser.end_reason)
                 short = time.monotonic() - self._started < SHORT_LIFE_S
                 self._short_lives = self._short_lives + 1 if short else 0
                 self._end()
@@ -166,7 +177,7 @@ class BrowserHost:
 
 
 class TaskPage:
-    """A page that plays one task at a time. Raises EnvError if it is broken."""
+    """A page that plays one task at a time. Its methods raise EnvError if it is broken."""
 
     def __init__(
         self,
@@ -178,7 +189,7 @@ class TaskPage:
         size: tuple[int, int],
     ) -> None:
         self.browser = browser
-        self.loaded = ""  # the task whose page it is
+        self.loaded = ""  # the name of the task that is loaded
         self._input = PageInput(scale)
         self._rests = True  # whether mouse and keyboard are still unused in this episode
         self._episodes = 0
@@ -197,15 +208,15 @@ class TaskPage:
 
     @property
     def worn(self) -> bool:
-        """Whether it must be replaced: it ended, or played many episodes."""
+        """Whether the page must be replaced, since it ended or played many episodes."""
         return not self._session.lives or self._episodes >= PAGE_EPISODES
 
     def load(self, name: str) -> None:
-        """Load the page of task `name`, again if it is loaded already."""
+        """Load the page of task `name`, even if it is loaded already."""
         self.loaded = ""
         address = (self._folder / f"{name}.html").as_uri()
-        told = self._session.call("Page.navigate", url=address)
-        if error := told.get("errorText"):
+        reply = self._session.call("Page.navigate", url=address)
+        if error := reply.get("errorText"):
             raise EnvError(f"{address} cannot be loaded: {error}")
         until = time.monotonic() + self._deadline_s
         while not self._session.evaluate(
@@ -218,13 +229,13 @@ class TaskPage:
         self.loaded = name
 
     def start(self, seed: int, mode: str, settle_ms: float = SETTLE_MS) -> dict[str, Any]:
-        """Begin an episode of the loaded task; its `instruction`, and what `pass_time` returns.
+        """Begin an episode of the loaded task; return its `instruction` and the fields of `pass_time`.
 
-        The seed is a number, as in Farama's `reset(seed=n)`: seedrandom draws others from "7" than from 7.
+        The seed is passed as a number, as in Farama's `reset(seed=n)`: seedrandom draws differently from "7".
         """
         expression = f"dart.start({seed}, {json.dumps(mode)}, {settle_ms:g})"
         self._episodes += 1
-        return self._told(self._session.evaluate(expression))
+        return self._as_object(self._session.evaluate(expression))
 
     def act(self, action: Action) -> None:
         """Perform an action."""
@@ -233,21 +244,20 @@ class TaskPage:
             self._session.send(commands)
 
     def rest(self) -> None:
-        """Release what is down, and move the pointer to its place at the beginning of an episode."""
+        """Release buttons and keys, and move the pointer to where it is at the beginning of an episode."""
         if not self._rests:
             self._session.send(self._input.rest())
             self._rests = True
 
     def pass_time(self, ms: float) -> dict[str, Any]:
-        """Advance the page's time by `ms`; returns whether it is `playing`, `done`, its `reward`.
+        """Advance the page's time by `ms`; return its state: `playing`, `done`, `reward`.
 
-        If a link or a form takes the page elsewhere meanwhile, the new document answers: it is not
-        playing.
+        If a link or a form leads to another document meanwhile, that document answers, and is not `playing`.
         """
         until = time.monotonic() + self._deadline_s
         while True:
             try:
-                return self._told(self._session.evaluate(f"dart.pass({ms:g})"))
+                return self._as_object(self._session.evaluate(f"dart.pass({ms:g})"))
             except DocumentLeftError:
                 if time.monotonic() > until:
                     raise
@@ -259,17 +269,18 @@ class TaskPage:
     def look(self) -> bytes:
         """Return a screenshot of the present state.
 
-        It draws one frame. In a browser that draws by its own clock Page.captureScreenshot waits for
-        that clock or, with an unlimited rate, some two hundred frames are begun for each shot.
+        One frame is drawn for it. In a browser that draws by its own clock, Page.captureScreenshot would
+        wait for that clock or, with an unlimited frame rate, begin some two hundred frames for each
+        screenshot.
         """
-        drew_s = 0.0  # without the frames of other pages
+        drew_s = 0.0  # without the time in which other pages drew
         while drew_s < self._deadline_s:
             with self.browser.drawing():
                 began = time.monotonic()
-                drawn = self._session.call("HeadlessExperimental.beginFrame", screenshot=self._shot)
+                frame = self._session.call("HeadlessExperimental.beginFrame", screenshot=self._shot)
                 drew_s += time.monotonic() - began
-            if "screenshotData" in drawn:
-                return base64.b64decode(drawn["screenshotData"])
+            if "screenshotData" in frame:
+                return base64.b64decode(frame["screenshotData"])
             time.sleep(POLL_S)  # another page is loading and has nothing to draw yet
             drew_s += POLL_S
         raise EnvError(f"the browser drew no frame in {self._deadline_s:g} s")
@@ -289,7 +300,7 @@ class TaskPage:
             ]
         )
 
-    def _told(self, value: object) -> dict[str, Any]:
+    def _as_object(self, value: object) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise EnvError(f"the page of {self.loaded} answers {value!r}")
         return value

@@ -1,12 +1,12 @@
 """The Chrome DevTools Protocol over a pipe: the part that an environment needs.
 
-    Chromium   one browser process: calls to it and its pages, and its end
-    PageSession    calls to one page
-    Call       one command, which may be sent together with others
+    Chromium      one browser process: calls to it and its pages, and its end
+    PageSession   calls to one page
+    Call          one command, which may be sent together with others
 
-A pipe and not a WebSocket: no port that other users of the host could reach, no polling at the
-start, no package, and a browser whose pipe is closed exits, so that none outlives us, not even
-after `kill -9`. Messages are JSON, each ended by a zero byte (Chromium,
+It uses a pipe instead of a WebSocket: there is no port that other users of the host could reach, no polling
+at the start, no package to install, and a browser whose pipe is closed exits, so that none outlives this
+process, even after `kill -9`. Messages are JSON, each ended by a zero byte (Chromium,
 content/browser/devtools/devtools_pipe_handler.cc). Any thread may call; one thread reads.
 """
 
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from bus.errors import EnvError
 from envs.contract.queueing import SharedLock
-from envs.suites.miniwob.process import BrowserProcess
+from envs.tools.chromium import BrowserProcess
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +39,11 @@ LEFT = (
     "Cannot find context with specified id",
     "Promise was collected",
 )
-"""Chromium's errors for a command whose document was replaced by another one."""
+"""Chromium's errors for a command whose document was replaced by another."""
 
 
 class DocumentLeftError(EnvError):
-    """The page went to another document before the command was done; the page lives."""
+    """The page went to another document before the command was finished; the page itself lives."""
 
 
 class Call(NamedTuple):
@@ -73,11 +73,11 @@ class Chromium:
     def __init__(
         self, binary: Path, scale: float, deadline_s: float, flags: Sequence[str] = ()
     ) -> None:
-        self._ended = ""
+        self._end_reason = ""
         self._deadline_s = deadline_s
         self._ids = itertools.count(1)
         self._drawing = SharedLock("a frame of a shared browser")
-        self._lock = threading.Lock()  # of our end of the pipe, and of the awaited replies
+        self._lock = threading.Lock()  # guards the writing end of the pipe and the awaited replies
         self._awaited: dict[int, _Awaited] = {}
         self._sessions: dict[str, str] = {}  # by target
         self._process = BrowserProcess(binary, scale, flags)
@@ -89,28 +89,30 @@ class Chromium:
                 raise EnvError(f"{self.version} cannot draw on command; a headless shell can")
             self.call("Target.setDiscoverTargets", discover=True)  # reports crashed pages
         except EnvError as error:
-            said = self._process.last_words()
+            log_line = self._process.last_words()
             self.close()
-            raise EnvError(f"{binary} did not start: {error}{said and f': {said}'}") from error
+            raise EnvError(
+                f"{binary} did not start: {error}{log_line and f': {log_line}'}"
+            ) from error
 
     @property
     def pid(self) -> int:
-        """Process id of the browser, and id of the group of all its processes."""
+        """The process id of the browser, which is also the id of the group of its processes."""
         return self._process.pid
 
     @property
-    def ended(self) -> str:
-        """Empty while it lives, else how it ended."""
-        if not self._ended and not self._process.running:
+    def end_reason(self) -> str:
+        """How the browser ended; empty while it lives."""
+        if not self._end_reason and not self._process.running:
             self._end(self._process.end())
-        return self._ended
+        return self._end_reason
 
     def call(self, method: str, **params: Any) -> CdpResult:
-        """One command to the browser itself. Raises EnvError."""
+        """Send one command to the browser itself and return the reply. Raises EnvError."""
         return self.exchange("", [Call(method, params)], self._deadline_s)[0]
 
     def open(self, context: str, width: int, height: int) -> PageSession:
-        """Return a new page in browser context `context`, CSS pixels, that draws only on command.
+        """Return a new page in a browser context, of a size in CSS pixels, that draws only on command.
 
         Raises EnvError.
         """
@@ -129,30 +131,30 @@ class Chromium:
         return PageSession(self, attached["sessionId"], self._deadline_s)
 
     def has(self, session: str) -> bool:
-        """Whether the page of `session` lives."""
+        """Return True if the page of `session` lives."""
         with self._lock:
             return session in self._sessions.values()
 
     def drawing(self) -> AbstractContextManager[None]:
-        """Lock for drawing a frame: the browser ends if two are begun at once.
+        """Return a context that holds the lock for drawing a frame: beginning two at once ends the browser.
 
-        Raises EnvError if the frame before is not finished in time.
+        Entering it raises EnvError if the previous frame is not finished in time.
         """
         patience_s = 2 * self._deadline_s
-        return self._drawing.held(patience_s, f"Chromium has drawn one frame for {patience_s:g} s")
+        return self._drawing.hold(patience_s, f"Chromium has drawn one frame for {patience_s:g} s")
 
     def exchange(self, session: str, calls: Sequence[Call], deadline_s: float) -> list[CdpResult]:
         """Send all `calls` at once and wait for all replies, in their order.
 
-        `session` is a page's, or empty for the browser. Raises EnvError if a call is refused, if
-        there is no reply in `deadline_s`, and if the page or the browser ends.
+        `session` is the id of a page's session, or empty for the browser. Raises EnvError if a call is
+        refused, if there is no reply within `deadline_s`, and if the page or the browser ends.
         """
         answers: queue.SimpleQueue[_CdpAnswer] = queue.SimpleQueue()
         numbered = {next(self._ids): call for call in calls}
         message = b"".join(_encode(number, call, session) for number, call in numbered.items())
         with self._lock:
-            if self._ended:
-                raise EnvError(f"Chromium is gone: {self._ended}")
+            if self._end_reason:
+                raise EnvError(f"Chromium is gone: {self._end_reason}")
             self._awaited.update((number, _Awaited(answers, session)) for number in numbered)
         try:
             self._process.write(message, deadline_s)
@@ -169,7 +171,7 @@ class Chromium:
         self._reader.join(self._deadline_s)
 
     def _read(self) -> None:
-        """Deliver every message to its waiting caller, until the browser closes the pipe."""
+        """Deliver each message to the caller that waits for it, until the browser closes the pipe."""
         rest = b""
         while block := self._process.read(READ_BYTES):
             *messages, rest = (rest + block).split(b"\0")
@@ -197,18 +199,18 @@ class Chromium:
 
     def _end(self, why: str) -> None:
         with self._lock:
-            self._ended = self._ended or why
+            self._end_reason = self._end_reason or why
             self._fail(f"Chromium ended: {why}")
 
     def _fail(self, why: str, session: str | None = None) -> None:
-        """Answer all awaited calls (of one session) with an error. The caller holds the lock."""
+        """Answer all awaited calls, or those of one session, with an error. The caller must hold the lock."""
         for number, awaited in self._awaited.items():
             if session in (None, awaited.session):
                 awaited.answers.put(_CdpAnswer(number, {}, why))
 
 
 class PageSession:
-    """One page. One thread at a time."""
+    """The session of one page, used by one thread at a time."""
 
     def __init__(self, browser: Chromium, session_id: str, deadline_s: float) -> None:
         self.browser = browser
@@ -217,15 +219,15 @@ class PageSession:
 
     @property
     def lives(self) -> bool:
-        """Whether page and browser live, as far as is known."""
-        return not self.browser.ended and self.browser.has(self._id)
+        """Whether page and browser live; a crash may not be reported yet."""
+        return not self.browser.end_reason and self.browser.has(self._id)
 
     def call(self, method: str, **params: Any) -> CdpResult:
-        """One command. Raises EnvError."""
+        """Send one command and return its reply. Raises EnvError."""
         return self.send([Call(method, params)])[0]
 
     def send(self, calls: Sequence[Call]) -> list[CdpResult]:
-        """Several commands at once. Raises EnvError."""
+        """Send several commands at once and return their replies in order. Raises EnvError."""
         return self.browser.exchange(self._id, calls, self._deadline_s)
 
     def evaluate(self, expression: str) -> Any:
@@ -252,7 +254,7 @@ def _encode(number: int, call: Call, session: str) -> bytes:
 def _collect(
     answers: queue.SimpleQueue[_CdpAnswer], calls: dict[int, Call], deadline_s: float
 ) -> list[CdpResult]:
-    """Return the replies to `calls` in their order. Raises EnvError for the first that fails."""
+    """Return the replies to `calls` in their order. Raises EnvError for the first call that fails."""
     replies: dict[int, CdpResult] = {}
     until = time.monotonic() + deadline_s
     while len(replies) < len(calls):

@@ -1,22 +1,20 @@
 """MiniwobEnv: plays MiniWoB++ tasks (PyPI `miniwob`) in headless Chromium.
 
-A task judges itself: it ends the episode with a raw reward of -1 to 1. A pass is a reward that reaches
-the task's threshold or, by the published metric, one above 0. If page or browser broke, EnvError is
-raised, the episode is invalid, and the next reset begins with a new page, in a new browser if needed.
+A task evaluates itself: its page ends the episode with a raw reward of -1 to 1. A reward that reaches the
+task's threshold is a pass; by the published metric, a reward above 0 is. If page or browser break, EnvError
+is raised, the episode is invalid, and the next reset begins with a new page, in a new browser if needed.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from bus.errors import EnvError, MissingPartError
+from bus.errors import EnvError
 from bus.messages import Outcome
 from envs.contract.actions import Action, Answer, Done, Fail, Wait
 from envs.contract.base import Observation, Task, Verdict, task_of
@@ -25,8 +23,9 @@ from envs.contract.options import ImageEncoding, Seconds, checked
 from envs.contract.screenshots import MEDIA_TYPES
 from envs.suites.miniwob.browser import HEIGHT, SETTLE_MS, WIDTH, BrowserHost, TaskPage
 from envs.suites.miniwob.oracle import Oracle, PageWidget, read_page, route_of
-from envs.suites.miniwob.process import find_chromium
 from envs.suites.miniwob.tasks import FIRST_TEST_SEED, LEFT_OUT, TASKS, Pace
+from envs.tools.chromium import find_chromium
+from envs.tools.miniwob_pages import find_pages
 
 Metric = Literal["threshold", "published"]
 
@@ -36,7 +35,7 @@ _LEFT_OUT = {f"miniwob/{page}": reason for page, reason in LEFT_OUT.items()}
 class MiniwobEnv:
     """Plays suite `miniwob`. See envs.contract.base.GuiEnv for the contract.
 
-    `metric` is what `evaluate` goes by; it may be changed at any time.
+    `metric` decides which rewards pass in `evaluate`; it may be changed at any time.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class MiniwobEnv:
         self._page: TaskPage | None = None
         self._task: Task | None = None
         self._oracle: Oracle | None = None
-        self._told: dict[str, Any] = {}
+        self._page_state: dict[str, Any] = {}
         self._over = True
         self._closed = False
         host.join()
@@ -76,79 +75,88 @@ class MiniwobEnv:
             page.rest()
             mode = "test" if seed >= FIRST_TEST_SEED else "train"
             pace: Pace | None = task.params["pace"]
-            self._told = page.start(seed, mode, pace.settle_ms if pace else SETTLE_MS)
+            self._page_state = page.start(seed, mode, pace.settle_ms if pace else SETTLE_MS)
             self._task, self._over = task, False
             self._oracle = Oracle(page, task, self._scale)
             observation = self._observe(page)
         except EnvError:
             self._drop_page()
             raise
-        return observation, {"instruction": self._told["instruction"]}
+        return observation, {"instruction": self._page_state["instruction"]}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Perform the action and advance the page's time by `step_ms`, or its own. Raises EnvError."""
+        """Perform the action and advance the page's time by `step_ms`, or by the page's own pace.
+
+        Raises EnvError.
+        """
         page = self._playing()
         if self._over:
             raise EnvError("the episode is over; call reset before the next step")
         try:
             page.act(action)
-            self._told = page.pass_time(self._duration_ms(action))
-            if not self._told["playing"]:
+            self._page_state = page.pass_time(self._duration_ms(action))
+            if not self._page_state["playing"]:
                 page.loaded = ""  # it holds another document, in which no episode can begin
             observation = self._observe(page)
-            ended = self._told["done"] or not self._told["playing"]
-            self._over = ended or isinstance(action, Done | Fail | Answer)
+            has_ended = self._page_state["done"] or not self._page_state["playing"]
+            self._over = has_ended or isinstance(action, Done | Fail | Answer)
             if self._over:
                 page.rest()  # now, not at the start of the next episode
         except EnvError:
             self._drop_page()
             raise
         reward = (self.evaluate().reward or 0.0) if self._over else 0.0
-        return observation, reward, self._over, False, {"raw_reward": self._told["reward"]}
+        return observation, reward, self._over, False, {"raw_reward": self._page_state["reward"]}
 
     def evaluate(self) -> Verdict:
-        """Pass if the task has ended with a raw reward that the metric lets pass."""
+        """Return pass if the task has ended with a raw reward that passes by the metric."""
         if self._task is None:
             return Verdict("invalid", "no episode is being played, or its page broke")
-        reward, threshold = self._told["reward"], self._task.params["threshold"]
-        if not self._told["playing"]:
+        reward, threshold = self._page_state["reward"], self._task.params["threshold"]
+        if not self._page_state["playing"]:
             return Verdict("fail", "the task's page was left")
-        if not self._told["done"]:
+        if not self._page_state["done"]:
             return Verdict("fail", "the task has not ended")
         published = self.metric == "published"
         outcome: Outcome = "pass" if (reward > 0 if published else reward >= threshold) else "fail"
         needs = "more than 0" if published else f"{threshold:g}"
-        why = f" ({self._told['reason']})" if self._told["reason"] else ""
+        why = f" ({self._page_state['reason']})" if self._page_state["reason"] else ""
         clamped = min(max(reward, 0.0), 1.0)
         return Verdict(outcome, f"raw reward {reward:g}, needs {needs}{why}", clamped)
 
     @property
-    def told(self) -> Mapping[str, Any]:
-        """What the page said last: whether it is `playing`, is `done`, its raw `reward`, a `reason`."""
-        return self._told
+    def page_state(self) -> Mapping[str, Any]:
+        """The page's last report: whether it is `playing` and `done`, its raw `reward`, a `reason`."""
+        return self._page_state
 
     def ask(self, expression: str) -> Any:
-        """Return a value from the page, for tools that examine it. Raises EnvError if the expression throws."""
+        """Return the value of an expression in the page, for tools that examine it.
+
+        Raises EnvError if it throws.
+        """
         return self._playing().evaluate(expression)
 
     def widgets(self) -> list[PageWidget]:
-        """Widgets that can be pressed and are not covered, for grounding data. Raises EnvError."""
+        """Return the widgets that can be pressed and are not covered, for grounding data. Raises EnvError."""
         self._playing()
         if self._oracle is None:
             raise EnvError("no episode is being played; call reset first")
         return self._oracle.widgets()
 
     def elements(self) -> list[Element]:
-        """Return what can be seen and reached on the page (envs.contract.elements.Explorable). Raises EnvError."""
+        """Return the elements that can be seen and reached (envs.contract.elements.Explorable).
+
+        Raises EnvError.
+        """
         return elements_of([read_page(self._playing(), self._scale)])
 
     def state(self) -> ScreenState:
-        """Which screen is shown: the page, the address within it, the skeleton. Raises EnvError."""
+        """Return the state of the screen: the page, the address within it, the skeleton. Raises EnvError."""
         page = self._playing()
         return state_of(route_of(page), [read_page(page, self._scale)])
 
     def oracle_action(self) -> Action:
-        """Return the next action of a solution, found in the page's DOM. Raises EnvError."""
+        """Return the next action of a solution, read from the page's DOM. Raises EnvError."""
         self._playing()
         if self._oracle is None:
             raise EnvError("no episode is being played; call reset first")
@@ -163,7 +171,7 @@ class MiniwobEnv:
         self._host.leave()
 
     def _page_for(self, name: str) -> TaskPage:
-        """Return a page for task `name`: the one in use, where it has it loaded or is worn out or another."""
+        """Return a page for task `name`: the one in use if it has the task loaded, else one of the host's."""
         if self._closed:
             raise EnvError("the environment is closed")
         page = self._page
@@ -188,7 +196,7 @@ class MiniwobEnv:
         return self._page
 
     def _duration_ms(self, action: Action) -> float:
-        """How far the page's clock advances after `action`."""
+        """Return how far the page's clock advances after `action`, ms."""
         pace: Pace | None = None if self._task is None else self._task.params["pace"]
         if pace is not None:
             return pace.step_ms
@@ -200,7 +208,7 @@ class MiniwobEnv:
 
 
 class MiniwobSuite:
-    """The tasks of PyPI `miniwob` that can be passed, without its airline pages; a few browsers."""
+    """The suite `miniwob`: the tasks of PyPI `miniwob` that can be passed, without its airline pages."""
 
     name = "miniwob"
 
@@ -208,7 +216,7 @@ class MiniwobSuite:
         self.tasks: Mapping[str, Task] = TASKS
         self.left_out: Mapping[str, str] = _LEFT_OUT
         self._hosts: dict[tuple[object, ...], BrowserHost] = {}  # by options and number
-        self._numbers = itertools.count()  # of environments; threads make them
+        self._numbers = itertools.count()  # of environments; several threads may make them
 
     @checked
     def make_env(
@@ -224,11 +232,11 @@ class MiniwobSuite:
     ) -> MiniwobEnv:
         """Return an environment whose screenshots are 160x210 pixels times `scale`.
 
-        `step_ms` is how far a page's clock advances at each step (pages of `PACES` have their own),
-        `metric` what passes: "threshold" a raw reward that reaches the task's threshold, "published"
-        one above 0, as BrowserGym has it. `browsers` is the number of browsers that share the
-        environments of a process (each draws one frame at a time), `deadline_s` the longest time of
-        one browser command, `chromium` its binary if it is not Debian's. Raises TaskError.
+        `step_ms` is how far a page's clock advances at each step (pages in `PACES` have their own).
+        `metric` decides which raw reward passes: with "threshold" one that reaches the task's threshold,
+        with "published" one above 0, as in BrowserGym. `browsers` is the number of browsers that the
+        environments of a process share (a browser draws one frame at a time), `deadline_s` the longest time
+        of one browser command, and `chromium` the browser's binary if it is not Debian's. Raises TaskError.
         """
         place = (chromium, scale, encoding, deadline_s, next(self._numbers) % browsers)
         host = self._hosts.setdefault(
@@ -241,15 +249,3 @@ class MiniwobSuite:
         """Raise MissingPartError if Chromium or the package is not installed."""
         find_pages()
         find_chromium(chromium)
-
-
-def find_pages() -> Path:
-    """Return the folder of the tasks' pages. Raises MissingPartError with the install step."""
-    spec = importlib.util.find_spec("miniwob")
-    if spec is not None and spec.origin is not None:
-        folder = Path(spec.origin).parent / "html" / "miniwob"
-        if folder.is_dir():
-            return folder
-    raise MissingPartError(
-        "the package miniwob is not installed: pip install -e '.[miniwob]' in dart's folder"
-    )

@@ -1,8 +1,8 @@
 """GUI actions as commands of the DevTools protocol.
 
-    PageInput   mouse and keyboard of one page
+    PageInput   the mouse and keyboard of one page
 
-The browser keeps nothing of what is down: each command names the buttons and modifiers that are.
+The browser does not remember what is down: each command names the buttons and modifiers that are down.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CORNER = (0, 0)
 class _DomKey(NamedTuple):
     key: str  # DOM KeyboardEvent.key
     code: str  # DOM KeyboardEvent.code
-    number: int  # windowsVirtualKeyCode, which pages know as keyCode
+    number: int  # windowsVirtualKeyCode, which pages read as keyCode
     text: str = ""  # what it writes
 
 
@@ -71,22 +71,22 @@ _PUNCTUATION = {
 
 
 class PageInput:
-    """Mouse and keyboard of one page. `scale`: pixels of the screenshot per CSS pixel."""
+    """The mouse and keyboard of one page; `scale` is pixels of the screenshot per CSS pixel."""
 
     def __init__(self, scale: float) -> None:
         self._scale = scale
         self._machine = InputMachine(
             STRIDE * scale, lambda key: _dom_key(key) is not None, most_notches=10**6
         )
-        self._buttons = 0  # that are down, as DOM MouseEvent.buttons
-        self._held = 0  # modifiers that are down, as the protocol's bits
+        self._buttons = 0  # the buttons that are down, as DOM MouseEvent.buttons
+        self._modifier_bits = 0  # modifiers that are down, as the protocol's bits
 
     def commands_of(self, action: Action) -> list[Call]:
-        """Commands that perform `action`; none for actions that use neither mouse nor keyboard."""
+        """Return the commands that perform `action`; none if it uses neither mouse nor keyboard."""
         return self._commands(self._machine.events_of(action))
 
     def rest(self) -> list[Call]:
-        """Everything released, and the pointer in the corner, over nothing that reacts."""
+        """Return commands that release everything and move the pointer into the corner, off every widget."""
         released = self._commands(self._machine.release(_CORNER))
         return [*released, *self._moved(Moved(_CORNER, _CORNER))]
 
@@ -109,18 +109,20 @@ class PageInput:
                 yield Call("Runtime.evaluate", {"expression": wheel})
             case Key(name=name, down=down):
                 bit = _MODIFIERS.get(name, 0)
-                self._held = self._held | bit if down else self._held & ~bit
+                self._modifier_bits = (
+                    self._modifier_bits | bit if down else self._modifier_bits & ~bit
+                )
                 if key := _dom_key(name):
-                    yield _stroke(key, self._held, down=down)
+                    yield _stroke(key, self._modifier_bits, down=down)
             case Text(text=text):
                 for character in text:
                     yield from self._write(character)
 
     def _moved(self, event: Moved) -> Iterator[Call]:
-        """Yield a move that pages receive at once.
+        """Yield the commands of a move so that the page receives it at once.
 
-        Chromium holds moves back, merged into one, until a frame begins or an event of another kind
-        comes: here the release of no button, which pages do not receive.
+        Chromium holds moves back and merges them until a frame begins or an event of another kind comes.
+        Here that is the release of no button, which pages do not receive.
         """
         button = next((name for name, bit in _BUTTONS.items() if self._buttons & bit), "none")
         for at in event.points():
@@ -128,24 +130,26 @@ class PageInput:
             yield self._mouse("mouseReleased", at, "none")
 
     def _mouse(self, kind: str, at: tuple[float, float], button: str, **more: Any) -> Call:
-        """Return a press carries its position, so it needs no move."""
+        """Return a mouse command. A press has its position, so that it needs no move before it."""
         place = {"x": at[0] / self._scale, "y": at[1] / self._scale}
-        told = {"type": kind, **place, "button": button, "buttons": self._buttons}
-        return Call("Input.dispatchMouseEvent", {**told, "modifiers": self._held, **more})
+        params = {"type": kind, **place, "button": button, "buttons": self._buttons}
+        return Call(
+            "Input.dispatchMouseEvent", {**params, "modifiers": self._modifier_bits, **more}
+        )
 
     def _write(self, character: str) -> Iterator[Call]:
-        """One character of a text. A character without a key on a US keyboard is inserted as it is."""
+        """Yield the commands that type a character; one without a key on a US keyboard is inserted as text."""
         key = _dom_key({"\n": "enter", "\t": "tab"}.get(character, character))
         if key is None:
             yield Call("Input.insertText", {"text": character})
             return
-        held = self._held | (_MODIFIERS["shift"] if is_shifted(character) else 0)
-        yield _stroke(key, held, down=True)
-        yield _stroke(key, held, down=False)
+        modifiers = self._modifier_bits | (_MODIFIERS["shift"] if is_shifted(character) else 0)
+        yield _stroke(key, modifiers, down=True)
+        yield _stroke(key, modifiers, down=False)
 
 
 def _dom_key(name: str) -> _DomKey | None:
-    """Return a key by its name, or the key of a US keyboard that writes a character."""
+    """Return the key of that name, or the key of a US keyboard that writes the character, or None."""
     if len(name) != 1:
         return _NAMED.get(name)
     if not name.isascii() or not name.isprintable():
@@ -159,20 +163,20 @@ def _dom_key(name: str) -> _DomKey | None:
     return _DomKey(name, code, number, name)
 
 
-def _stroke(key: _DomKey, held: int, *, down: bool) -> Call:
-    """Return the call with which a key goes down or up while modifiers are held."""
-    key = _with_shift(key) if held & _MODIFIERS["shift"] else key
-    told = {"modifiers": held, "key": key.key, "code": key.code}
-    told |= {"type": "keyUp", "windowsVirtualKeyCode": key.number}
+def _stroke(key: _DomKey, modifiers: int, *, down: bool) -> Call:
+    """Return the command with which a key goes down or up while `modifiers` are held."""
+    key = _with_shift(key) if modifiers & _MODIFIERS["shift"] else key
+    params = {"modifiers": modifiers, "key": key.key, "code": key.code}
+    params |= {"type": "keyUp", "windowsVirtualKeyCode": key.number}
     if down:
-        command = held & ~_MODIFIERS["shift"]  # with ctrl, alt or meta a key writes nothing
+        command = modifiers & ~_MODIFIERS["shift"]  # with ctrl, alt or meta a key writes nothing
         text = "" if command else key.text
-        told |= {"type": "keyDown" if text else "rawKeyDown", "text": text}
-    return Call("Input.dispatchKeyEvent", told)
+        params |= {"type": "keyDown" if text else "rawKeyDown", "text": text}
+    return Call("Input.dispatchKeyEvent", params)
 
 
 def _with_shift(key: _DomKey) -> _DomKey:
-    """Return the key as it is with shift held."""
+    """Return the key as it is while shift is held."""
     if len(key.text) == 1 and key.text in PLAIN:
         return _dom_key(SHIFTED[PLAIN.index(key.text)]) or key
     return _dom_key(key.text.upper()) or key if key.text.isalpha() else key

@@ -1,8 +1,9 @@
-"""What is read of a page's DOM: the next action of a task, and the page as nodes for an explorer.
+"""The DOM of a page: the next action of a solution, read from it, and the page as nodes for an explorer.
 
-oracle.js, oracle_drawing.js and oracle_forms.js hold one solver for each task that has one. A solver
-reads the present state of the page and returns the next action of a solution, in CSS pixels; it keeps
-no state of its own, so that it continues from any state a policy has left. elements.js reads the tree.
+oracle.js, oracle_drawing.js and oracle_forms.js have one solver for each task that can be solved so. A
+solver reads the present state of the page and returns the next action of a solution, in CSS pixels. It
+keeps no state, so that it continues from any state in which a policy left the page. elements.js reads the
+tree.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from envs.suites.miniwob.browser import TaskPage
 
 @dataclass(frozen=True)
 class PageWidget:
-    """One thing on the page that can be pressed and is not covered."""
+    """A widget on the page that can be pressed and is not covered."""
 
     role: str  # its HTML element: button, input, a, circle, ...
     label: str  # its text or colour; empty if it has none
@@ -30,7 +31,7 @@ class PageWidget:
 
 
 class Oracle:
-    """Solves one episode of `task` on `page`."""
+    """The solver of one episode of `task` on `page`."""
 
     def __init__(self, page: TaskPage, task: Task, scale: float) -> None:
         self._page = page
@@ -39,21 +40,23 @@ class Oracle:
         self._loaded = False  # whether oracle.js is loaded in the page
 
     def action(self) -> Action:
-        """Return the next action. Raises EnvError if the task has no solver, or it finds no way."""
+        """Return the next action. Raises NoOracleError if the task has no solver, EnvError if it fails."""
         name = json.dumps(self._task.params["page"])
-        found = self._ask(f"dartOracle({name})")
-        if not isinstance(found, dict):
+        answer = self._ask(f"dartOracle({name})")
+        if not isinstance(answer, dict):
             raise NoOracleError(f"{self._task.id} has no oracle")
         try:
-            return action_from_dict(_scaled(found, self._scale))
+            return action_from_dict(_scaled(answer, self._scale))
         except ActionError as error:
-            raise EnvError(f"{self._task.id}: its oracle returned {found}: {error}") from error
+            raise EnvError(f"{self._task.id}: its oracle returned {answer}: {error}") from error
 
     def widgets(self) -> list[PageWidget]:
-        """Widgets that can be pressed, on pages made of buttons, links, fields and boxes."""
+        """Return the widgets that can be pressed, on pages made of buttons, links, fields and boxes."""
         return [
-            PageWidget(each["role"], each["label"], tuple(self._scale * at for at in each["box"]))
-            for each in self._ask("dartWidgets()")
+            PageWidget(
+                widget["role"], widget["label"], tuple(self._scale * at for at in widget["box"])
+            )
+            for widget in self._ask("dartWidgets()")
         ]
 
     def _ask(self, expression: str) -> Any:
@@ -71,7 +74,7 @@ def _script() -> str:
 
 
 def _scaled(action: dict[str, Any], scale: float) -> dict[str, Any]:
-    """CSS pixels to pixels of the screenshot."""
+    """Convert an action from CSS pixels to pixels of the screenshot."""
     scaled = dict(action)
     for axis in ("x", "y"):
         if axis in scaled:
@@ -82,11 +85,11 @@ def _scaled(action: dict[str, Any], scale: float) -> dict[str, Any]:
 
 
 MOST_NODES = 5_000
-"""Nodes of one page that are read, the first ones."""
+"""Nodes of one page that are read, at most; the first ones are."""
 
 
 def read_page(page: TaskPage, scale: float) -> Node:
-    """Return the page's document, without the instruction above it. Raises EnvError."""
+    """Return the page's document as nodes, without the instruction above it. Raises EnvError."""
     root = page.evaluate(f"({_tree_script()})({scale:g}, {MOST_NODES})")
     if not isinstance(root, dict):
         raise EnvError(f"the page of {page.loaded} has no tree: {root!r}")
@@ -94,26 +97,26 @@ def read_page(page: TaskPage, scale: float) -> Node:
 
 
 def route_of(page: TaskPage) -> str:
-    """Return the document's file, and the part of it that the address names. Raises EnvError."""
+    """Return the name of the document's file and the fragment of its address. Raises EnvError."""
     address = page.evaluate("[location.pathname.split('/').pop(), location.hash]")
-    name, part = (str(each) for each in address)
+    name, part = (str(value) for value in address)
     return name.removesuffix(".html") + (part if len(part) > 1 else "")
 
 
-def _node(found: dict[str, Any]) -> Node:
-    left_top_right_bottom = found["box"]
+def _node(value: dict[str, Any]) -> Node:
+    left_top_right_bottom = value["box"]
     return Node(
-        role=found["role"],
-        name=found["name"],
+        role=value["role"],
+        name=value["name"],
         box=None if left_top_right_bottom is None else tuple(left_top_right_bottom),
-        actions=tuple(found["acts"]),
-        children=[_node(each) for each in found["below"]],
-        enabled=found["enabled"],
-        current=found["current"],
+        actions=tuple(value["acts"]),
+        children=[_node(child) for child in value["below"]],
+        enabled=value["enabled"],
+        current=value["current"],
     )
 
 
 @lru_cache(maxsize=1)
 def _tree_script() -> str:
-    """Return an expression: the function that reads the tree."""
+    """Return a JavaScript expression, the function that reads the tree."""
     return files("envs.suites.miniwob").joinpath("elements.js").read_text(encoding="utf-8").strip()

@@ -1,7 +1,9 @@
-"""The tasks of suite `miniwob`: ids, limits, paces and thresholds. The instruction is the page's own.
+"""The tasks of suite `miniwob`: their ids, limits, paces and thresholds.
 
-Seeds from FIRST_TEST_SEED on are for evaluation; pages with separate test instances (the
-`-transfer` tasks and some more) then draw those.
+The page itself gives the instruction.
+
+Seeds from FIRST_TEST_SEED on are for evaluation. With these, pages that have separate test instances (the
+`-transfer` tasks and some more) draw from them.
 """
 
 from __future__ import annotations
@@ -50,13 +52,13 @@ PAGES: Mapping[int, str] = {
         guess-number number-checkboxes social-media-all use-spinner
     """,
 }
-"""Pages by their approximate number of steps."""
+"""Approximate number of steps -> the pages that take so many."""
 
 LEFT_OUT: Mapping[str, str] = {
     "chase-circle": "a pointer that entered the circle once and then waits long counts as following it",
     "hover-shape": "its page never ends an episode and gives no reward",
 }
-"""Pages of the package that are no tasks, and why."""
+"""Pages of the package that are not used as tasks -> the reason."""
 
 STEP_LIMITS: Mapping[str, int] = {
     "generate-number": 14,  # each try comes out right with 0.45 to 0.7: one seed of 50 takes more than 6
@@ -64,21 +66,22 @@ STEP_LIMITS: Mapping[str, int] = {
     "moving-items": 24,  # the page ends after 9.9 s, which are 19
     "stock-market": 24,  # the price at which one may buy comes within 7.6 s, which are 16
 }
-"""Steps after which an episode is cut off, where the actions alone do not tell."""
+"""Steps after which an episode is cut off, for pages where the length of a solution is not enough to tell."""
 
 
 class Pace(NamedTuple):
-    """When the first screenshot is taken, and how far the clock advances at each step, waits included."""
+    """The time of the first screenshot, and how far the clock advances at each step, even for a wait."""
 
     settle_ms: float
     step_ms: float
 
 
 PACES: Mapping[str, Pace] = {
-    # A button lights for 250 ms every 600 ms, from 600 ms on: each screenshot shows one of them.
+    # From 600 ms on, a button lights up for 250 ms every 600 ms, so that each screenshot shows one of them.
     "simon-says": Pace(700, 600),
 }
-"""Pages that show something for less than a step; `step_ms` and the seconds of a wait do not count there."""
+"""Paces of pages that show something for less than a step; there `step_ms` and the seconds of a wait are
+ignored."""
 
 THRESHOLDS: Mapping[str, float] = {
     "bisect-angle": 0.9,
@@ -89,7 +92,7 @@ THRESHOLDS: Mapping[str, float] = {
     "use-colorwheel": 0.9,
     "use-colorwheel-2": 0.9,
 }
-"""Raw rewards that pass for tasks with partial rewards; all others need 1.0."""
+"""Page with partial rewards -> the raw reward that passes; all other pages need 1.0."""
 
 PARTIAL = frozenset(
     """
@@ -99,8 +102,8 @@ PARTIAL = frozenset(
     use-colorwheel-2
     """.split()
 )
-"""Pages that may end with a raw reward above 0 and below what passes: here the published metric, which
-passes whatever is above 0, is another."""
+"""Pages that may end with a raw reward above 0 and below the threshold. On these the published metric, by
+which any reward above 0 passes, differs."""
 
 NO_ORACLE: Mapping[str, str] = {
     "book-flight": "a form, then a page of flights: not written",
@@ -117,7 +120,7 @@ NO_ORACLE: Mapping[str, str] = {
     "text-editor": "an editor of a library's own: not written",
     "tic-tac-toe": "wants a game won against a random opponent, which no action forces",
 }
-"""Pages without a solver in oracle.js and the two files beside it, and why."""
+"""Pages without a solver in oracle.js and the two files beside it -> the reason."""
 
 RELOADED = frozenset(
     """
@@ -129,7 +132,7 @@ RELOADED = frozenset(
     social-media-all use-colorwheel use-colorwheel-2 use-slider-2
     """.split()
 )
-"""Pages that keep state of the episode before: they are loaded again for each episode."""
+"""Pages that keep state from one episode to the next, so that they are loaded again for each episode."""
 
 
 def _tasks() -> Iterator[Task]:
@@ -151,4 +154,4 @@ def _tasks() -> Iterator[Task]:
 
 
 TASKS: Mapping[str, Task] = {task.id: task for task in _tasks()}
-"""By id, `miniwob/` and the name of the page."""
+"""The tasks by id: `miniwob/` and the name of the page."""

@@ -36,9 +36,9 @@ from envs.tools.remote.servers import (
     Retry,
     SharedServers,
     UnreachableError,
+    excerpt,
     read_access,
     read_addresses,
-    shown,
 )
 
 MOST_SEED = 1 << 31  # environments hand it to generators that take 32 bits
@@ -181,7 +181,7 @@ class OpenenvEnv:
             return reply.pixels.observation(at(reply.observation, seen.shape), where)
         if value is None:
             why = at(reply.observation, seen.error) or at(reply.observation, seen.failed)
-            said = f": {shown(str(why))}" if why else ""
+            said = f": {excerpt(str(why))}" if why else ""
             cure = f"; {seen.no_screenshot}" if seen.no_screenshot else ""
             raise EnvError(f"{where}: the server sent no screenshot{said}{cure}")
         if seen.encoding == "list":
@@ -193,7 +193,7 @@ class OpenenvEnv:
         refused = self._profile.refused
         failed = at(reply.observation, self._profile.observation.failed)
         if refused is not None and failed and action.kind in refused.actions:
-            said = f": {shown(failed)}" if isinstance(failed, str) else ""
+            said = f": {excerpt(failed)}" if isinstance(failed, str) else ""
             raise EnvError(f"the server refuses the action {action.kind}{said}; {refused.cure}")
 
     def _leave(self) -> None:

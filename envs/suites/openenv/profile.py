@@ -22,13 +22,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from bus.error_texts import did_you_mean
 from bus.errors import TaskError
 from envs.contract.actions import Action, Drag, KeyDown, KeyPress, KeyUp, Scroll, Wait, within
 from envs.contract.base import Task
 from envs.contract.options import first_problem
-from envs.contract.own_code import did_you_mean
-from envs.contract.textfiles import read_text
 from envs.tools.inputs import canonical
+from envs.tools.textfiles import read_text
 
 _Path = Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]

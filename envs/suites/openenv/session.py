@@ -21,7 +21,7 @@ from typing import Any
 
 from bus.errors import EnvError, MissingPartError, first_line
 from envs.tools.remote.images import CutNumbers, cut_numbers
-from envs.tools.remote.servers import Access, Address, UnreachableError, shown
+from envs.tools.remote.servers import Access, Address, UnreachableError, excerpt
 
 INSTALL = "pip install -e '.[openenv]' in dart's folder"
 CLOSE_S = 2.0
@@ -162,14 +162,16 @@ class Session:
         try:
             message = json.loads(raw if pixels is None else pixels.rest)
         except (ValueError, RecursionError):
-            said = shown(raw[:400].decode("utf-8", "replace"))
+            said = excerpt(raw[:400].decode("utf-8", "replace"))
             raise EnvError(f"{self._where(kind)}: no JSON: {said}") from None
         type_, data = _parts(message)
         if type_ == "error":
             raise self._error(kind, data)
         observation, reward, done = (data.get(key) for key in ("observation", "reward", "done"))
         if type_ != "observation" or not isinstance(observation, dict) or type(done) is not bool:
-            raise EnvError(f"{self._where(kind)}: no observation, but {shown(json.dumps(message))}")
+            raise EnvError(
+                f"{self._where(kind)}: no observation, but {excerpt(json.dumps(message))}"
+            )
         if isinstance(reward, bool | int):
             reward = float(reward)
         if reward is not None and not (isinstance(reward, float) and abs(reward) < float("inf")):
@@ -189,7 +191,7 @@ class Session:
             said = f"{said}: {where}: {first.get('msg')}"
         cure = f"; {_CURES[code]}" if code in _CURES else ""
         error = CapacityError if code == "CAPACITY_REACHED" else EnvError
-        return error(f"{self._where(kind)}: {code}: {shown(said)}{cure}")
+        return error(f"{self._where(kind)}: {code}: {excerpt(said)}{cure}")
 
 
 def import_websockets() -> ModuleType:

@@ -16,7 +16,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from bus.errors import EnvError
-from envs.contract.screenshots import Widget, outline
+from envs.contract.observed_texts import Widget, outline
 from envs.tools.atspi_tree import in_place
 
 STATES = ("active", "checked", "editable", "expanded", "focused", "modal", "selected", "showing")

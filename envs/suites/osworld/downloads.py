@@ -23,7 +23,7 @@ from http.client import HTTPException, InvalidURL
 from pathlib import Path
 
 from bus.errors import EnvError
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from envs.contract.queueing import queueing
 
 logger = logging.getLogger(__name__)

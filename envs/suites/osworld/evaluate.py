@@ -21,7 +21,8 @@ from typing import Any
 
 from bus.errors import EnvError
 from envs.contract.actions import Action
-from envs.contract.base import Verdict, content_hash
+from envs.contract.base import Verdict
+from envs.contract.blobs import content_hash
 from envs.suites.osworld.downloads import Downloads
 from envs.suites.osworld.guest import Executed, Guest, RefusalError
 from envs.suites.osworld.setup import EpisodeContext, prepare

@@ -28,9 +28,9 @@ from typing import Protocol
 
 from bus.endpoints import make_private_dir
 from bus.errors import EnvError, TaskError
-from envs.contract.options import ResourcePool
 from envs.contract.queueing import QueuePlace, leave_if_given_up, queueing
 from envs.suites.osworld.guest import Address
+from envs.tools.resource_pools import ResourcePool
 
 logger = logging.getLogger(__name__)
 

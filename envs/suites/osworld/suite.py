@@ -15,7 +15,7 @@ from pydantic import Field
 
 from bus.errors import MissingPartError, TaskError
 from envs.contract.base import ObservedKind, Task
-from envs.contract.options import ImageEncoding, Pause, Seconds, SharedPools, checked
+from envs.contract.options import ImageEncoding, Pause, Seconds, checked
 from envs.suites.osworld.classify import classified, refuse_lacking
 from envs.suites.osworld.container import (
     IMAGE,
@@ -41,6 +41,7 @@ from envs.suites.osworld.provider import (
     boots_at_once,
     usable_cores,
 )
+from envs.tools.resource_pools import SharedPools
 from envs.tools.taskfile import load_tasks, read_ids
 
 logger = logging.getLogger(__name__)

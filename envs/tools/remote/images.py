@@ -1,9 +1,9 @@
 """Screenshots in JSON as observations.
 
-from_text    base64, or a data URL
-from_pixels  an array of pixels, encoded as PNG
-from_numbers a list of numbers, nested or flat
-cut_numbers  the same from the bytes of a reply, without a Python object for each number
+from_text      an observation from base64 or a data URL
+from_pixels    an observation from an array of pixels, encoded as PNG
+from_numbers   an observation from a list of numbers, nested or flat
+cut_numbers    a list of numbers read from the bytes of a reply, without a Python object for each number
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from bus.errors import EnvError
-from envs.contract.base import Observation, image_type
+from envs.contract.base import Observation
+from envs.contract.blobs import image_type
 from envs.contract.screenshots import size_of
 
 MOST_PIXELS = 64_000_000  # of a screenshot: 8k is 33 million
@@ -34,7 +35,7 @@ Pixels = NDArray[np.uint8]
 
 
 def from_text(text: object, where: str) -> Observation:
-    """Return an encoded image in base64, or a data URL of one. Raises EnvError."""
+    """Return the observation of an encoded image in base64 or as a data URL. Raises EnvError."""
     if not isinstance(text, str):
         raise EnvError(f"{where} is {type(text).__name__}, want an image in base64")
     if text.startswith("data:"):
@@ -54,7 +55,7 @@ def from_text(text: object, where: str) -> Observation:
 
 
 def from_pixels(pixels: Pixels, where: str) -> Observation:
-    """Pixels [height, width] or [height, width, 1, 3 or 4] as PNG. Raises EnvError."""
+    """Return pixels [height, width] or [height, width, 1, 3 or 4] as a PNG observation. Raises EnvError."""
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[:, :, 0]
     if pixels.ndim == 3 and pixels.shape[2] == 4:
@@ -71,7 +72,10 @@ def from_pixels(pixels: Pixels, where: str) -> Observation:
 
 
 def from_numbers(numbers: object, shape: object, where: str) -> Observation:
-    """Return a list of numbers 0 to 255, nested by rows, or flat with `shape` beside it. Raises EnvError."""
+    """Return the observation of a list of numbers 0 to 255, nested by rows, or flat with its `shape`.
+
+    Raises EnvError.
+    """
     try:
         array = np.asarray(numbers)
     except ValueError:
@@ -85,22 +89,22 @@ def from_numbers(numbers: object, shape: object, where: str) -> Observation:
 
 @dataclass(frozen=True)
 class CutNumbers:
-    """A reply without its list of numbers, which stand beside it."""
+    """A reply without its list of numbers, and the numbers as an array."""
 
     rest: bytes  # with null where the list was
     pixels: Pixels
 
     def observation(self, shape: object, where: str) -> Observation:
-        """Return the screenshot. Raises EnvError."""
+        """Return the numbers as an observation. Raises EnvError."""
         return from_pixels(_shaped(self.pixels, shape, where), where)
 
 
 def cut_numbers(reply: bytes, name: str) -> CutNumbers | None:
-    """Return the list of numbers that is the value of `name`, read without an object for each number.
+    """Return the reply with the list of numbers that is the value of `name` cut out.
 
-    None where there is not exactly one such list, or it is not one of whole numbers 0 to 255 in rows of
-    equal length: then the reply is read as any JSON. A quotation mark within a JSON text has a backslash before
-    it, so `"name":` is a key wherever it stands.
+    Returns None, so that the reply is read as any JSON, unless there is exactly one such list and it has
+    whole numbers 0 to 255 in rows of equal length. Within a JSON text a quotation mark has a backslash
+    before it, so that `"name":` is always a key.
     """
     start = _only_list_of(reply, name)
     if start is None:
@@ -118,16 +122,16 @@ def cut_numbers(reply: bytes, name: str) -> CutNumbers | None:
 
 
 def _only_list_of(reply: bytes, name: str) -> int | None:
-    """Where the list begins that is the value of the key `name`; None where there is not exactly one."""
+    """Return the position of the list under the key `name`; None unless there is exactly one."""
     key, starts, at = b'"%s"' % name.encode(), list[int](), -1
     while (at := reply.find(key, at + 1)) >= 0:
-        if (found := _VALUE.match(reply, at + len(key))) is not None:
-            starts.append(found.end())
+        if (match := _VALUE.match(reply, at + len(key))) is not None:
+            starts.append(match.end())
     return starts[0] if len(starts) == 1 else None
 
 
 def _read_numbers(text: bytes, depth: int) -> Pixels | None:
-    """Return the array of a nested list of `depth` levels; None where it is not one of bytes in equal rows."""
+    """Return a nested list of `depth` levels as an array; None unless it has bytes in equal rows."""
     shape = _shape_of(np.frombuffer(text, np.uint8), depth)
     digits = np.frombuffer(text.translate(None, b"[]"), np.uint8)
     ends = np.append(np.flatnonzero(digits == _COMMA), digits.size)
@@ -148,7 +152,7 @@ def _read_numbers(text: bytes, depth: int) -> Pixels | None:
 
 
 def _shape_of(text: Pixels, depth: int) -> tuple[int, ...] | None:
-    """Return the shape of a nested list by the commas between its lists; None where their lengths differ."""
+    """Return the shape of a nested list, from the commas between its lists; None if their lengths differ."""
     commas = np.flatnonzero(text == _COMMA)
     count = commas.size + 1
     lengths = [count]  # numbers in a list of each level, the whole first
@@ -166,7 +170,7 @@ def _shape_of(text: Pixels, depth: int) -> tuple[int, ...] | None:
 def _shaped(array: Pixels, shape: object, where: str) -> Pixels:
     if shape is None:
         return array
-    if not isinstance(shape, list) or not all(type(each) is int and each > 0 for each in shape):
+    if not isinstance(shape, list) or not all(type(side) is int and side > 0 for side in shape):
         raise EnvError(f"{where}: its shape must be a list of numbers, got {shape!r}")
     try:
         return array.reshape(shape)

@@ -1,13 +1,13 @@
-"""Servers that environments play at: addresses, what a request carries, and how slots share them.
+"""The servers of remote environments: their addresses, TLS and tokens, and how slots share them.
 
-    read_addresses    the option `url` of a suite: one or several
-    Access            TLS and a bearer token; read_access reads the options `token_env` and `ca_file`
-    SharedServers     each serves several slots at once; the least used first, those that failed last
-    Retry             waits between attempts, with a bound in all
-    UnreachableError  there is no server at an address
-    shown             the start of a server's words, for an error
+    read_addresses     the addresses in the option `url` of a suite
+    Access             TLS and a bearer token; read_access reads it from the options `token_env` and `ca_file`
+    SharedServers      servers that each serve several slots, the least used first
+    Retry              pauses between attempts, with a limit on their sum
+    UnreachableError   the error if there is no server at an address
+    excerpt            the start of a server's text, for an error
 
-A token is read from the environment where the environment of a slot is made. It is in no configuration,
+The token is read from the environment variable when a slot's environment is made. It is in no configuration,
 message or log.
 """
 
@@ -31,21 +31,21 @@ _LOOPBACK = ("localhost", "127.", "[::1]")
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is reached."""
+    """The address of a server."""
 
     host: str  # an IPv6 address in brackets
     port: int
     secure: bool = False  # TLS
-    path: str = ""  # what stands before the server's own routes, e.g. /space
+    path: str = ""  # before the server's own routes, e.g. /space
 
     @property
     def http(self) -> str:
-        """As the start of an HTTP address."""
+        """The start of an HTTP address."""
         return f"http{'s' if self.secure else ''}://{self.host}:{self.port}{self.path}"
 
     @property
     def websocket(self) -> str:
-        """As the start of a WebSocket's address."""
+        """The start of a WebSocket address."""
         return f"ws{self.http.removeprefix('http')}"
 
     @property
@@ -55,7 +55,7 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is this machine."""
+        """Whether the server runs on this machine."""
         return self.host.startswith(_LOOPBACK)
 
 
@@ -81,11 +81,11 @@ def read_address(url: str, default_port: int) -> Address:
 
 
 def read_addresses(url: object, default_port: int) -> tuple[Address, ...]:
-    """Return the option `url`: an address or a list of them. Raises TaskError."""
-    named = [url] if isinstance(url, str) else url
-    if not isinstance(named, Sequence) or not all(isinstance(each, str) for each in named):
+    """Return the addresses of the option `url`, an address or a list of addresses. Raises TaskError."""
+    urls = [url] if isinstance(url, str) else url
+    if not isinstance(urls, Sequence) or not all(isinstance(address, str) for address in urls):
         raise TaskError(f"url must be an address or a list of addresses, got {url!r}")
-    addresses = tuple(read_address(each, default_port) for each in named if each)
+    addresses = tuple(read_address(address, default_port) for address in urls if address)
     if not addresses:
         raise TaskError(
             "url names no server: set env.options.url, or --option url=http://HOST:PORT of dart env check"
@@ -97,10 +97,12 @@ def read_addresses(url: object, default_port: int) -> tuple[Address, ...]:
 
 @dataclass(frozen=True)
 class Access:
-    """What each request carries."""
+    """The credentials of requests: a bearer token, and the certificate authority."""
 
-    token: str = field(default="", repr=False)  # bearer; empty: none
-    ca_file: str = ""  # of the authority that signed the servers' certificates; empty: the system's
+    token: str = field(default="", repr=False)  # bearer token; empty: none
+    ca_file: str = (
+        ""  # certificate of the authority that signed those of the servers; empty: the system's
+    )
 
     @property
     def headers(self) -> dict[str, str]:
@@ -109,12 +111,15 @@ class Access:
 
     @cached_property
     def tls(self) -> ssl.SSLContext:
-        """Certificates and names are checked."""
+        """The TLS context, which checks certificates and host names."""
         return ssl.create_default_context(cafile=self.ca_file or None)
 
 
 def read_access(token_env: object, ca_file: object, addresses: Sequence[Address]) -> Access:
-    """Return the options `token_env` (the name of an environment variable) and `ca_file`. Raises TaskError."""
+    """Return the access that `token_env` (the name of an environment variable) and `ca_file` give.
+
+    Raises TaskError.
+    """
     if not isinstance(token_env, str) or not isinstance(ca_file, str):
         raise TaskError("token_env and ca_file must be texts")
     token = os.environ.get(token_env, "") if token_env else ""
@@ -141,48 +146,55 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 
 
 class UnreachableError(EnvError):
-    """There is no server at the address: refused, no such host, no route, or it has just ended."""
+    """No server is reachable at the address: refused, unknown host, no route, or the server just ended."""
 
 
-def shown(text: str) -> str:
-    """Return the start of a server's words, in one line, for an error."""
+def excerpt(text: str) -> str:
+    """Return the start of a server's text, in one line, for an error."""
     return " ".join(text[:400].split())[:200] or "nothing"
 
 
 class SharedServers:
-    """Addresses that serve several slots each. Thread-safe; counts are those of this process."""
+    """Servers that each serve several slots. Thread-safe; it counts the slots of this process."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
         self._lock = threading.Lock()
-        # Slots in processes of their own know nothing of each other: each begins at another address.
+        # Slots in separate processes do not share this object, so each process begins at another address.
         begin = os.getpid() % len(addresses)
         self._used = dict.fromkeys((*addresses[begin:], *addresses[:begin]), 0)
-        self._failed: dict[Address, float] = dict.fromkeys(addresses, 0.0)  # when it last did
+        self._failed: dict[Address, float] = dict.fromkeys(
+            addresses, 0.0
+        )  # time of the last failure
 
     def in_order(self) -> list[Address]:
-        """All of them, in the order in which to try: the least used first, of equals those that work."""
+        """Return the addresses to try in order: the least used first; of equals, the last failed last."""
         with self._lock:
-            return sorted(self._used, key=lambda each: (self._used[each], self._failed[each]))
+            return sorted(
+                self._used, key=lambda address: (self._used[address], self._failed[address])
+            )
 
     def took(self, address: Address) -> None:
-        """One slot more uses it."""
+        """Count one more slot that uses the server."""
         with self._lock:
             self._used[address] += 1
             self._failed[address] = 0.0
 
     def gave_back(self, address: Address) -> None:
-        """One slot fewer."""
+        """Count one slot fewer."""
         with self._lock:
             self._used[address] -= 1
 
     def failed(self, address: Address) -> None:
-        """Note that a server is down or full: the others come first for now."""
+        """Note that a server is down or full, so that the others come first for now."""
         with self._lock:
             self._failed[address] = time.monotonic()
 
 
 class Retry:
-    """Pauses that grow, until `seconds` are over. In a pause the deadline of the call stands still."""
+    """Growing pauses between attempts, until `seconds` are over.
+
+    The deadline of the call stands still in a pause.
+    """
 
     def __init__(self, seconds: float, pause: Callable[[float], object] | None = None) -> None:
         self._seconds = seconds
@@ -191,9 +203,9 @@ class Retry:
         self._pause = pause or self._wait
 
     def again(self) -> bool:
-        """Wait, then return True; False once the time is over.
+        """Pause, then return True; return False once the time is over.
 
-        Raises GivenUpError where the slot no longer waits for the call.
+        Raises GivenUpError if the slot no longer waits for the call.
         """
         left = self._until - time.monotonic()
         if left <= 0:

@@ -14,7 +14,8 @@ from benchmarks.simulation.screens import screenshot
 from benchmarks.simulation.suite import TimedSuite
 from bus.errors import EnvError, TaskError
 from envs.contract.actions import Click, Done
-from envs.contract.base import GuiEnv, Observation, content_hash
+from envs.contract.base import GuiEnv, Observation
+from envs.contract.blobs import content_hash
 from envs.contract.registry import make_env, tasks_of
 from tests.simulated import SUITE
 

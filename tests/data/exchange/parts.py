@@ -13,7 +13,7 @@ from bus.messages import SampledTokens
 from dart_cli.data.exchange.parquet_schema import Trajectory
 from dart_cli.data.exchange.parquet_write import write_folder
 from dart_cli.data.store.steps import StepRow
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 
 TASK = "mini/click"
 

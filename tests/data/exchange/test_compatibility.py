@@ -18,7 +18,7 @@ from dart_cli.data.exchange.transfer import (
     import_folder,
 )
 from dart_cli.policy.loader import load_policy
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from tests.altered import altered
 from tests.data.exchange.parts import step, trajectory, written
 

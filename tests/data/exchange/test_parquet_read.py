@@ -20,7 +20,7 @@ from dart_cli.data.exchange.transfer import (
     import_folder,
 )
 from dart_cli.data.store.open import open_reader, open_store
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from tests.data.exchange.parts import png, trajectory, written
 
 Change = Callable[[list[dict[str, Any]]], None]

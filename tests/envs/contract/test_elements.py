@@ -67,8 +67,8 @@ def test_a_list_is_one_state_however_long_and_a_row_of_buttons_is_not() -> None:
         return state_of("", [group(*[leaf("row", str(at)) for at in range(rows)], role="view")]).id
 
     def cards(count: int) -> str:
-        made = [group(leaf("link"), leaf("button")) for _ in range(count)]
-        return state_of("", [group(*made, leaf("field"))]).id
+        groups = [group(leaf("link"), leaf("button")) for _ in range(count)]
+        return state_of("", [group(*groups, leaf("field"))]).id
 
     def bars(count: int) -> str:
         return state_of("", [group(*[leaf("button") for _ in range(count)])]).id
@@ -141,13 +141,13 @@ def test_the_grid_covers_the_screen_once() -> None:
 def test_an_environment_without_a_tree_gets_a_grid() -> None:
     embedded = make_env("mini")
     assert as_explorable(embedded) == (embedded, embedded)
-    played, told = as_explorable(make_env(SUITE))
-    assert isinstance(told, GridEnv)
-    assert isinstance(told, Explorable)
-    observation, _ = played.reset(seed=1, options={"task": next(iter(_timed_tasks()))})
-    assert all(e.box[2] <= observation.width for e in told.elements())
-    assert told.state() == told.state()
-    played.close()
+    env, explorable = as_explorable(make_env(SUITE))
+    assert isinstance(explorable, GridEnv)
+    assert isinstance(explorable, Explorable)
+    observation, _ = env.reset(seed=1, options={"task": next(iter(_timed_tasks()))})
+    assert all(e.box[2] <= observation.width for e in explorable.elements())
+    assert explorable.state() == explorable.state()
+    env.close()
 
 
 def test_a_coarse_key_forgives_a_letter_and_not_a_window() -> None:

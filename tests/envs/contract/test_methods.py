@@ -95,12 +95,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def name_of(played: Played) -> str:
-    return played.suite.removeprefix("gym:").replace(f"{ROOT}/", "")
+def name_of(case: Played) -> str:
+    return case.suite.removeprefix("gym:").replace(f"{ROOT}/", "")
 
 
 @pytest.fixture(params=PLAYED, ids=name_of)
-def played(request: pytest.FixtureRequest, folder: Path) -> Played:
+def case(request: pytest.FixtureRequest, folder: Path) -> Played:
     found: Played = request.param
     options = {
         name: value.format(folder=folder) if isinstance(value, str) else value
@@ -110,36 +110,36 @@ def played(request: pytest.FixtureRequest, folder: Path) -> Played:
 
 
 @pytest.fixture
-def env(played: Played, monkeypatch: pytest.MonkeyPatch) -> GuiEnv:
+def env(case: Played, monkeypatch: pytest.MonkeyPatch) -> GuiEnv:
     monkeypatch.setenv("PATH", "/nowhere")
     try:
-        env = make_env(played.suite, **played.options)
+        env = make_env(case.suite, **case.options)
     except MissingPartError as missing:  # of suite desktop, which needs its packages to be loaded
         pytest.skip(str(missing))
-    if played.suite == "desktop":  # it looks for its programs in places of its own
+    if case.suite == "desktop":  # it looks for its programs in places of its own
         monkeypatch.setattr(
             "envs.suites.desktop.env.PROGRAMS", {"no-such-program": "no-such-package"}
         )
     return env
 
 
-def test_a_reset_takes_the_id_of_a_task_or_the_task(played: Played, env: GuiEnv) -> None:
-    [task_id, task] = next(iter(load_suite(played.suite).tasks.items()))
+def test_a_reset_takes_the_id_of_a_task_or_the_task(case: Played, env: GuiEnv) -> None:
+    [task_id, task] = next(iter(load_suite(case.suite).tasks.items()))
     with closing(env):
-        if played.plays:
+        if case.plays:
             shots = [env.reset(seed=3, options={"task": each}) for each in (task_id, task, task_id)]
             instructions = {info["instruction"] for _, info in shots}
             assert len(instructions) == 1
-            if played.suite != SUITE:  # its screens never repeat
+            if case.suite != SUITE:  # its screens never repeat
                 assert len({observation.screenshot for observation, _ in shots}) == 1
             return
-        said = []
+        errors = []
         for each in (task_id, task):
             with pytest.raises(DartError) as refused:
                 env.reset(seed=3, options={"task": each})
             assert not isinstance(refused.value, TaskError)  # the program is what is missing
-            said.append(str(refused.value))
-        assert said[0] == said[1]
+            errors.append(str(refused.value))
+        assert errors[0] == errors[1]
 
 
 ASKED_FOR_NONE: list[dict[str, Any] | None] = [None, {}, {"task": None}, {"task": 3}]
@@ -147,7 +147,7 @@ ASKED_FOR_NONE: list[dict[str, Any] | None] = [None, {}, {"task": None}, {"task"
 
 @pytest.mark.parametrize("options", ASKED_FOR_NONE, ids=str)
 def test_a_reset_without_a_task_is_refused_in_one_wording(
-    played: Played, env: GuiEnv, options: dict[str, Any] | None
+    case: Played, env: GuiEnv, options: dict[str, Any] | None
 ) -> None:
     with closing(env), pytest.raises(TaskError, match=r"^reset needs options=\{'task': \.\.\.\}"):
         env.reset(seed=3, options=options)
@@ -159,12 +159,12 @@ def test_a_reset_without_a_task_is_refused_in_one_wording(
     ids=["id", "Task"],
 )
 def test_a_task_that_does_not_exist_is_refused_in_one_wording(
-    played: Played, env: GuiEnv, asked_as: Callable[[str], object]
+    case: Played, env: GuiEnv, asked_as: Callable[[str], object]
 ) -> None:
-    suite = load_suite(played.suite)
+    suite = load_suite(case.suite)
     wrong = next(iter(suite.tasks)) + "x"
-    told = f"^suite {re.escape(suite.name)} has no task {re.escape(repr(wrong))}; did you mean "
-    with closing(env), pytest.raises(TaskError, match=told):
+    message = f"^suite {re.escape(suite.name)} has no task {re.escape(repr(wrong))}; did you mean "
+    with closing(env), pytest.raises(TaskError, match=message):
         env.reset(seed=3, options={"task": asked_as(wrong)})
 
 
@@ -194,9 +194,9 @@ def test_an_explorer_s_grid_hands_task_and_refusal_on() -> None:
 
 def test_a_task_that_is_left_out_is_refused_with_its_reason() -> None:
     left_out, reason = next(iter(load_suite("miniwob").left_out.items()))  # type: ignore[attr-defined]
-    told = f"leaves out {left_out!r}: {re.escape(reason)}"
+    message = f"leaves out {left_out!r}: {re.escape(reason)}"
     env = make_env("miniwob", chromium="/nowhere")
-    with closing(env), pytest.raises(TaskError, match=told):
+    with closing(env), pytest.raises(TaskError, match=message):
         env.reset(options={"task": left_out})
 
 
@@ -206,7 +206,7 @@ def test_tasks_of_another_program_have_no_environment_here(folder: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("suite", "options", "told"),
+    ("suite", "options", "message"),
     [
         ("browsergym", {"pause_s": -1.0}, "pause_s must be"),
         ("miniwob", {"scale": 99.0}, "scale must be"),
@@ -216,11 +216,11 @@ def test_tasks_of_another_program_have_no_environment_here(folder: Path) -> None
     ],
 )
 def test_an_option_s_mistake_is_told_before_a_program_is_looked_for(
-    suite: str, options: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+    suite: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     missing = {"browsergym": "chromium", "miniwob": "chromium", "android": "adb"}
     if suite in missing:
         options = {**options, missing[suite]: "/nowhere"}
-    with pytest.raises(TaskError, match=told):
+    with pytest.raises(TaskError, match=message):
         make_env(suite, **options)

@@ -169,7 +169,7 @@ def test_a_suite_in_a_package_is_named_by_its_import_path(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("\nx = 1 / 0\n", r"ZeroDivisionError: division by zero \(line 2\)"),
         ("def x(:\n", r"SyntaxError: .*\(line 1\)"),
@@ -177,11 +177,11 @@ def test_a_suite_in_a_package_is_named_by_its_import_path(
     ],
 )
 def test_a_module_that_does_not_load_is_reported_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
     (tmp_path / "does_not_load.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(TaskError, match=f"suite does_not_load:MySuite: .*{told}"):
+    with pytest.raises(TaskError, match=f"suite does_not_load:MySuite: .*{message}"):
         load_suite("does_not_load:MySuite")
 
 
@@ -262,7 +262,7 @@ def test_a_split_holds_its_own_tasks_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             "x = 1\ny = z\n",
@@ -281,10 +281,10 @@ def test_a_split_holds_its_own_tasks_only() -> None:
     ],
 )
 def test_a_suite_file_that_fails_is_reported_with_its_line(
-    tmp_path: Path, text: str, told: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
     (tmp_path / "a.py").write_text(text)
-    with pytest.raises(TaskError, match=told):
+    with pytest.raises(TaskError, match=message):
         load_suite(f"{tmp_path}/a.py:A")
 
 
@@ -314,7 +314,7 @@ def test_the_longest_reset_is_asked_for_with_the_options_that_it_takes(
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("LongDepth", {}, r"longest_reset_s\(\) failed: TypeError: .*'depth'"),
         (
@@ -332,14 +332,14 @@ def test_the_longest_reset_is_asked_for_with_the_options_that_it_takes(
     ],
 )
 def test_a_longest_reset_that_cannot_be_asked_for_is_one_line(
-    own_file: Path, name: str, options: dict[str, object], said: str
+    own_file: Path, name: str, options: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(TaskError, match=said):
+    with pytest.raises(TaskError, match=message):
         longest_reset_s(f"{own_file}:{name}", options)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("class One:\n  def make_env(self): ...\n", "name its class, too: {file}:One"),
         (
@@ -354,12 +354,12 @@ def test_a_longest_reset_that_cannot_be_asked_for_is_one_line(
 )
 @pytest.mark.parametrize("end", ["", ":"])
 def test_a_suite_file_without_its_class_is_answered_with_the_classes_in_it(
-    tmp_path: Path, text: str, said: str, end: str
+    tmp_path: Path, text: str, message: str, end: str
 ) -> None:
     (file := tmp_path / "bad.py").write_text(text)
     with pytest.raises(TaskError) as error:
         load_suite(f"{file}{end}")
-    assert str(error.value) == f"suite {file}{end}: {said.format(file=file)}"
+    assert str(error.value) == f"suite {file}{end}: {message.format(file=file)}"
 
 
 def test_a_module_without_its_class_is_answered_so_too() -> None:

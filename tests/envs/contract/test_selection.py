@@ -41,7 +41,7 @@ def test_globs_choose_from_one_split_and_ids_from_the_whole_suite() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"),
+    ("pattern", "message"),
     [
         ("mini/poppup", "did you mean 'mini/popup'"),
         ("!mini/poppup", "did you mean 'mini/popup'"),
@@ -49,8 +49,10 @@ def test_globs_choose_from_one_split_and_ids_from_the_whole_suite() -> None:
         ("mini/clic?s", "no task like 'mini/clic\\?s'; did you mean 'mini/click'"),
     ],
 )
-def test_a_pattern_without_a_match_is_answered_with_the_closest_id(pattern: str, said: str) -> None:
-    with pytest.raises(TaskError, match=said):
+def test_a_pattern_without_a_match_is_answered_with_the_closest_id(
+    pattern: str, message: str
+) -> None:
+    with pytest.raises(TaskError, match=message):
         names([pattern])
 
 

@@ -52,7 +52,7 @@ def test_a_run_of_such_tasks_needs_no_environment_of_ours(suite: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("text", "message"),
     [
         ("tasks = 3", "tasks must be a valid list"),
         ("tasks = []", "tasks: List should have at least 1 item"),
@@ -69,10 +69,10 @@ def test_a_run_of_such_tasks_needs_no_environment_of_ours(suite: str) -> None:
         ("[[tasks", "tasks.toml: "),
     ],
 )
-def test_a_mistake_in_the_file_is_one_line(tmp_path: Path, written: str, told: str) -> None:
+def test_a_mistake_in_the_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "tasks.toml"
-    path.write_text(written)
-    with pytest.raises(TaskError, match=told):
+    path.write_text(text)
+    with pytest.raises(TaskError, match=message):
         load_suite(f"served:{path}")
 
 

@@ -106,7 +106,7 @@ def test_our_additions_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "value", "told"),
+    ("where", "value", "message"),
     [
         ("id", None, "id must be a valid string"),
         ("instruction", 3, "instruction must be a valid string, got 3"),
@@ -133,8 +133,8 @@ def test_our_additions_are_read() -> None:
         ("evaluator.postconfi", [], "evaluator: postconfi is not a field"),
     ],
 )
-def test_a_mistake_names_file_field_and_cure(where: str, value: Any, told: str) -> None:
-    with pytest.raises(TaskError, match=rf"^suite/a\.json: .*{told}"):
+def test_a_mistake_names_file_field_and_cure(where: str, value: Any, message: str) -> None:
+    with pytest.raises(TaskError, match=rf"^suite/a\.json: .*{message}"):
         read_task(changed(where, value), Path("suite/a.json"))
 
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bus.errors import EnvError, first_line
-from envs.tools.remote.servers import Access, Address, UnreachableError, shown
+from envs.tools.remote.servers import Access, Address, UnreachableError, excerpt
 
 _BLOCK = 1 << 16
 _FRESH_S = 2.0
@@ -144,11 +144,11 @@ class JsonClient:
             value = json.loads(answer)
         if status != 200:
             detail = value.get("detail") if isinstance(value, dict) else None
-            told = shown(str(detail) if detail else answer.decode("utf-8", "replace"))
+            told = excerpt(str(detail) if detail else answer.decode("utf-8", "replace"))
             raise RefusedError(f"{where} answers {status}: {told}", status, told)
         if not isinstance(value, dict):
             raise EnvError(
-                f"{where} answers no JSON object: {shown(answer.decode('utf-8', 'replace'))}"
+                f"{where} answers no JSON object: {excerpt(answer.decode('utf-8', 'replace'))}"
             )
         return value
 

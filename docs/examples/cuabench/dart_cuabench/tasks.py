@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bus.errors import TaskError
 from envs.contract.base import Task
-from envs.contract.options import read_toml
+from envs.tools.textfiles import read_toml
 
 _Steps = Annotated[int, Field(ge=1, le=10_000)]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from bus.errors import EnvError
-from envs.contract.base import content_hash
+from envs.contract.blobs import content_hash
 from envs.tools.remote.servers import Address, SharedServers
 
 

@@ -1,7 +1,7 @@
-"""What the applications of suite `apps` share: pages with a way back, a menu bar, questions, facts.
+"""The base class of the applications of suite `apps`: pages with a way back, a menu bar, questions, facts.
 
-An application is a scene. It shows one `Page` at a time; links open others, and Back returns. What a task
-is judged by are the application's `facts`: all of them, so that a change too many fails.
+An application is a scene. It shows one `Page` at a time; links open other pages, and Back returns. The
+evaluator compares all `facts` of the application with the goal, so that an additional change fails.
 """
 # ruff: noqa: D102 - overrides keep the contract that the base class documents
 
@@ -27,7 +27,7 @@ LINE = 62  # characters of a paragraph's line
 
 
 class Page(NamedTuple):
-    """What is shown: a kind of page, and what it is about."""
+    """A page: its kind, and its subject."""
 
     kind: str
     subject: str = ""
@@ -45,7 +45,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Way:
-    """How a page is reached: from which other one, by pressing what; of a menu, its title first."""
+    """The way to a page: the page before it and what to press there; for an entry of a menu its title too."""
 
     parent: Page
     press: str
@@ -53,55 +53,55 @@ class Way:
 
 
 class AppScene(DeskScene):
-    """One application with a task of its own: a subclass plans it and solves it."""
+    """An application with a task, which a subclass plans and solves."""
 
     units = (436, 324)
     name: ClassVar[str] = ""
     first: ClassVar[Page]
     telling: ClassVar[frozenset[str]] = frozenset()
-    """Kinds of pages whose subject is the same for every seed, and part of the route."""
+    """Kinds of pages whose subject is the same for every seed, so that it is part of the route."""
 
     def set_up(self) -> None:
         self.page = self.first
         self.trail: list[Page] = []
-        self.asking = ""  # key of the question that is open
-        self.note = ""  # what was done last, in the status line
+        self.asking = ""  # the key of the open question; empty if none is open
+        self.note = ""  # the note in the status line
         self.begin()
         self.goal: dict[str, Any] = copy.deepcopy(self.facts())
         self.plan()
 
-    # --- what an application has ----------------------------------------------------------------
+    # --- for subclasses ---------------------------------------------------------------------------
 
     @abstractmethod
     def begin(self) -> None:
-        """Draw lots for what the application holds."""
+        """Draw the content of the application from the seeded generator."""
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """All that it holds, as plain values by name."""
+        """Return the whole content of the application, as plain values by name."""
 
     @abstractmethod
     def plan(self) -> None:
-        """Change `goal` to what the task asks for, and set the instruction."""
+        """Change `goal` to the goal of the task, and set the instruction."""
 
     @abstractmethod
     def contents(self) -> Mapping[str, Callable[[str], Widget]]:
-        """Return what each kind of page shows of its subject."""
+        """Return a function for each kind of page, which makes the content from the subject."""
 
     @abstractmethod
     def way(self, page: Page) -> Way:
-        """How a page other than the first is reached."""
+        """Return the way to a page other than the first."""
 
     @abstractmethod
     def move(self, app: App) -> Action | None:
-        """Return the oracle's next action; None where the goal holds."""
+        """Return the oracle's next action; None if it finds none."""
 
     def menus(self) -> Mapping[str, Sequence[Entry]]:
-        """Return the menu bar of the first page: titles and their entries."""
+        """Return the menu bar of the first page: titles with their entries."""
         return {}
 
     def questions(self) -> Mapping[str, Question]:
-        """Return what is asked before it is done."""
+        """Return the questions by key."""
         return {}
 
     # --- the screen -----------------------------------------------------------------------------
@@ -110,14 +110,14 @@ class AppScene(DeskScene):
     def screen_route(self) -> str:
         page = self.page
         where = f"{page.kind}/{page.subject}" if page.kind in self.telling else page.kind
-        over = "".join(f" + {each}" for each in (self.asking, self.ui.opened) if each)
+        over = "".join(f" + {part}" for part in (self.asking, self.ui.opened) if part)
         return f"{self.name}/{where}{over}"
 
     def body(self) -> Widget:
         theme = self.ui.theme
         gap = Gap()
         bar = self.menus() if self.page == self.first else {}
-        menus = [MenuTitle(f"menu.{title}", title, each) for title, each in bar.items()]
+        menus = [MenuTitle(f"menu.{title}", title, entries) for title, entries in bar.items()]
         back = [Button("back", "Back", self.back, pad=7)] if self.trail else []
         heading = Label(self.heading(), size=1.15)
         top = Panel(row(*back, heading, gap, *menus, gap=6, grow=[gap]), fill=theme.panel, pad=5)
@@ -142,12 +142,12 @@ class AppScene(DeskScene):
         do: EventHandler = partial(self._do, question)
         buttons = [("no", "Keep", self.dismiss), ("yes", question.yes, do)]
         text = Label(question.text.format(subject=self.page.subject))
-        made = dialog(
+        layer = dialog(
             self.ui, "ask", question.title, text, buttons, on_close=self.dismiss, over=self.window
         )
-        return [made]
+        return [layer]
 
-    # --- what can be done -------------------------------------------------------------------------
+    # --- handlers ---------------------------------------------------------------------------------
 
     def go(self, page: Page) -> None:
         """Open a page, with a way back to the present one."""
@@ -184,9 +184,9 @@ class AppScene(DeskScene):
         """Return a row that opens a page."""
         return ListRow(name, label, partial(self.go, page), note=note, icon=icon)
 
-    # --- judge and oracle -----------------------------------------------------------------------------
+    # --- evaluator and oracle -------------------------------------------------------------------------
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         return compare(self.facts(), self.goal)
 
     def solve(self, app: App) -> Action:
@@ -198,7 +198,7 @@ class AppScene(DeskScene):
         return action
 
     def to(self, app: App, page: Page) -> Action | None:
-        """Return the next action towards a page; None where it is shown and nothing is above it."""
+        """Return the next action towards a page; None if it is shown."""
         if self.page == page:
             return None
         chain = [page]
@@ -216,12 +216,12 @@ class AppScene(DeskScene):
         return reach(app, entry if app.ui.opened == f"menu.{menu}" else f"menu.{menu}")
 
     def confirm(self, app: App, key: str, press: str) -> Action:
-        """Return the next action towards Yes to the question that the widget `press` asks."""
+        """Return the next action towards answering Yes to the question that the widget `press` opens."""
         return reach(app, "ask.yes" if self.asking == key else press)
 
 
 def paragraph(text: str) -> Widget:
-    """Text on as many lines as it takes."""
+    """Return a text on as many lines as it needs."""
     lines = [""]
     for word in text.split():
         joined = f"{lines[-1]} {word}".strip()

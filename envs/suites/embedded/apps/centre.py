@@ -47,7 +47,7 @@ ROLES = ("Guest", "Member", "Owner")
 
 
 class CentreScene(AppScene):
-    """The settings centre with a task that a subclass plans."""
+    """The settings centre with a task, which a subclass plans and solves."""
 
     title = "Settings centre"
     name = "centre"
@@ -57,7 +57,7 @@ class CentreScene(AppScene):
     def begin(self) -> None:
         rng = self.rng
         names = rng.sample(words.COMPANIES, 4)
-        self.networks = {each: rng.random() < 0.5 for each in names}  # whether it is known
+        self.networks = {network: rng.random() < 0.5 for network in names}  # whether it is known
         self.joined = rng.choice([*names, ""])
         if self.joined:
             self.networks[self.joined] = True
@@ -66,19 +66,21 @@ class CentreScene(AppScene):
         }
         self.installed = sorted(rng.sample(APPLICATIONS, 5))
         self.rights = {
-            (each, right): rng.random() < 0.5 for each in self.installed for right in RIGHTS
+            (application, right): rng.random() < 0.5
+            for application in self.installed
+            for right in RIGHTS
         }
         people = rng.sample(words.FIRST_NAMES, 3)
-        self.users = {each: rng.choice(ROLES) for each in sorted(people)}
+        self.users = {person: rng.choice(ROLES) for person in sorted(people)}
         self.draft = ""
         self.cached = True
         self.reset_done = False
 
     def facts(self) -> dict[str, Any]:
         return {
-            **{f"network {each}": known for each, known in self.networks.items()},
-            **{f"{each}: {right}": on for (each, right), on in self.rights.items()},
-            **{f"user {each}": role for each, role in self.users.items()},
+            **{f"network {network}": is_known for network, is_known in self.networks.items()},
+            **{f"{application}: {right}": on for (application, right), on in self.rights.items()},
+            **{f"user {user}": role for user, role in self.users.items()},
             **self.options,
             "joined": self.joined,
             "cache": self.cached,
@@ -132,10 +134,10 @@ class CentreScene(AppScene):
         field = TextField("Name", self.draft, self._name, width=170, on_enter=self._add)
         buttons = [("no", "Keep", self.dismiss), ("yes", "Add", self._add)]
         body = row(Label("Name"), field)
-        made = dialog(
+        layer = dialog(
             self.ui, "ask", "Add a user", body, buttons, on_close=self.dismiss, over=self.window
         )
-        return [made]
+        return [layer]
 
     def _home(self, _: str) -> Widget:
         kinds = ("networks", "screen", "sound", "applications", "users", "storage", "about")
@@ -148,21 +150,26 @@ class CentreScene(AppScene):
 
     def _networks(self, _: str) -> Widget:
         rows = [
-            self.link(f"network.{each}", each, Page("network", each), note=self._told(each))
-            for each in self.networks
+            self.link(
+                f"network.{network}",
+                network,
+                Page("network", network),
+                note=self._network_state(network),
+            )
+            for network in self.networks
         ]
         return column(*rows, gap=0)
 
-    def _told(self, network: str) -> str:
-        known = "Known" if self.networks[network] else ""
-        return "Connected" if network == self.joined else known
+    def _network_state(self, network: str) -> str:
+        fallback = "Known" if self.networks[network] else ""
+        return "Connected" if network == self.joined else fallback
 
     def _network(self, name: str) -> Widget:
         here = name == self.joined
         join = partial(self._join, "" if here else name)
         forget = partial(self.ask, "forget")
         return column(
-            Label(self._told(name) or "Unknown", muted=True),
+            Label(self._network_state(name) or "Unknown", muted=True),
             row(
                 Button("join", "Disconnect" if here else "Connect", join, primary=not here),
                 Button("forget", "Forget", forget, enabled=self.networks[name]),
@@ -181,8 +188,13 @@ class CentreScene(AppScene):
 
     def _applications(self, _: str) -> Widget:
         rows = [
-            self.link(f"application.{each}", each, Page("application", each), icon="circle")
-            for each in self.installed
+            self.link(
+                f"application.{application}",
+                application,
+                Page("application", application),
+                icon="circle",
+            )
+            for application in self.installed
         ]
         return column(*rows, gap=0)
 
@@ -215,8 +227,8 @@ class CentreScene(AppScene):
 
     def _users(self, _: str) -> Widget:
         rows = [
-            self.link(f"user.{each}", each, Page("user", each), note=role, icon="circle")
-            for each, role in self.users.items()
+            self.link(f"user.{user}", user, Page("user", user), note=role, icon="circle")
+            for user, role in self.users.items()
         ]
         return column(*rows, Button("add", "Add a user", self._ask_name), gap=6, pad=6)
 
@@ -240,12 +252,12 @@ class CentreScene(AppScene):
 
     def _licences(self, _: str) -> Widget:
         texts = ("Fonts: free to use.", "Icons: drawn for this system.", "Sounds: none.")
-        return column(*(paragraph(each) for each in texts), gap=8, pad=14)
+        return column(*(paragraph(text) for text in texts), gap=8, pad=14)
 
     def _reset(self, _: str) -> Widget:
         return column(Label("This device is empty.", size=1.3), gap=10, pad=30)
 
-    # --- what can be done -----------------------------------------------------------------------------
+    # --- handlers -------------------------------------------------------------------------------------
 
     def _join(self, name: str) -> None:
         self.joined = name
@@ -320,7 +332,9 @@ class ConnectScene(CentreScene):
     """Connect to another network."""
 
     def plan(self) -> None:
-        self.network = self.rng.choice([each for each in self.networks if each != self.joined])
+        self.network = self.rng.choice(
+            [network for network in self.networks if network != self.joined]
+        )
         self.goal |= {"joined": self.network, f"network {self.network}": True}
         self.instruction = f"Connect to the network {self.network}."
 
@@ -329,15 +343,15 @@ class ConnectScene(CentreScene):
 
 
 class ForgetScene(CentreScene):
-    """Forget a network, which is asked for once more."""
+    """Forget a network; the application asks for confirmation."""
 
     def begin(self) -> None:
         super().begin()
         self.networks[next(iter(self.networks))] = True
 
     def plan(self) -> None:
-        known = [each for each, is_known in self.networks.items() if is_known]
-        self.network = self.rng.choice(known)
+        known_networks = [network for network, is_known in self.networks.items() if is_known]
+        self.network = self.rng.choice(known_networks)
         self.goal[f"network {self.network}"] = False
         if self.joined == self.network:
             self.goal["joined"] = ""
@@ -381,7 +395,7 @@ class RightScene(CentreScene):
 
 
 class RemoveScene(CentreScene):
-    """Remove an application, which is asked for once more."""
+    """Remove an application; the application asks for confirmation."""
 
     def plan(self) -> None:
         self.application = self.rng.choice(self.installed)
@@ -398,7 +412,7 @@ class AddUserScene(CentreScene):
     """Add a user by a name that is typed."""
 
     def plan(self) -> None:
-        free = [each for each in words.FIRST_NAMES if each not in self.users]
+        free = [name for name in words.FIRST_NAMES if name not in self.users]
         self.user = self.rng.choice(free)
         self.goal[f"user {self.user}"] = ROLES[0]
         self.instruction = f"Add a user {self.user}."
@@ -415,7 +429,7 @@ class RoleScene(CentreScene):
 
     def plan(self) -> None:
         self.user = self.rng.choice([*self.users])
-        self.role = self.rng.choice([each for each in ROLES if each != self.users[self.user]])
+        self.role = self.rng.choice([role for role in ROLES if role != self.users[self.user]])
         self.goal[f"user {self.user}"] = self.role
         self.instruction = f"Give the user {self.user} the role {self.role}."
 

@@ -61,9 +61,9 @@ SETTINGS: Mapping[str, tuple[Spec, ...]] = {
 
 @dataclass
 class Mail:
-    """One mail; its number is its place in the list of all."""
+    """A mail; its number is its place in the list of all mails."""
 
-    person: str  # who wrote it or, of one that was sent, to whom
+    person: str  # the sender, or the recipient of a mail that was sent
     subject: str
     text: str
     folder: str
@@ -71,7 +71,7 @@ class Mail:
 
 
 class MailScene(AppScene):
-    """The mail client with a task that a subclass plans."""
+    """The mail client with a task, which a subclass plans and solves."""
 
     title = "Mail"
     name = "mail"
@@ -97,14 +97,14 @@ class MailScene(AppScene):
 
     def facts(self) -> dict[str, Any]:
         mails = {
-            f"mail {at}": (each.person, each.subject, each.text, each.folder, each.starred)
-            for at, each in enumerate(self.mails)
-            if each.folder != "gone"
+            f"mail {at}": (mail.person, mail.subject, mail.text, mail.folder, mail.starred)
+            for at, mail in enumerate(self.mails)
+            if mail.folder != "gone"
         }
         return {**mails, **self.options, "signed in": self.signed_in}
 
     def ask_for(self, at: int, *, folder: str = "", starred: bool | None = None) -> None:
-        """Make it the goal that a mail is in another folder, or starred."""
+        """Change the goal so that a mail is in another folder, or starred."""
         mail = self.mails[at]
         star = mail.starred if starred is None else starred
         self.goal[f"mail {at}"] = (
@@ -116,8 +116,8 @@ class MailScene(AppScene):
         )
 
     def some(self, folder: str) -> int:
-        """Return the number of a mail in that folder."""
-        return self.rng.choice([at for at, each in enumerate(self.mails) if each.folder == folder])
+        """Return the number of any mail in that folder."""
+        return self.rng.choice([at for at, mail in enumerate(self.mails) if mail.folder == folder])
 
     def mail_of(self, page: Page) -> Mail:
         return self.mails[int(page.subject)]
@@ -146,21 +146,21 @@ class MailScene(AppScene):
     def side(self) -> Widget | None:
         if not self.signed_in or self.page.kind in ("compose", "settings", "help"):
             return None
-        places = [*(Page("folder", each) for each in FOLDERS), Page("contacts")]
+        places = [*(Page("folder", folder) for folder in FOLDERS), Page("contacts")]
         items = [
             NavItem(
-                f"place.{each.subject or 'Contacts'}",
-                each.subject or "Contacts",
-                partial(self.home, each),
-                active=each == self.page,
+                f"place.{place.subject or 'Contacts'}",
+                place.subject or "Contacts",
+                partial(self.home, place),
+                active=place == self.page,
             )
-            for each in places
+            for place in places
         ]
         new = Button("new", "New mail", partial(self._write_to, ""), primary=True)
         return Panel(column(new, *items, gap=4, pad=8), fill=self.ui.theme.panel)
 
     def menus(self) -> Mapping[str, Sequence[Entry]]:
-        trash = any(each.folder == "Trash" for each in self.mails)
+        trash = any(mail.folder == "Trash" for mail in self.mails)
         return {
             "Mail": (
                 Entry("do.settings", "Settings", partial(self.go, Page("settings", "General"))),
@@ -183,13 +183,13 @@ class MailScene(AppScene):
         rows = [
             ListRow(
                 f"mail.{at}",
-                each.subject,
+                mail.subject,
                 partial(self.go, Page("message", str(at))),
-                note=each.person,
+                note=mail.person,
                 icon="file",
             )
-            for at, each in enumerate(self.mails)
-            if each.folder == folder
+            for at, mail in enumerate(self.mails)
+            if mail.folder == folder
         ]
         return column(*rows, gap=0) if rows else Label("  Nothing here.", muted=True)
 
@@ -227,11 +227,11 @@ class MailScene(AppScene):
         return column(*lines, buttons, gap=10, pad=12)
 
     def _contacts(self, _: str) -> Widget:
-        made = [
-            self.link(f"person.{each}", each, Page("contact", each), icon="circle")
-            for each in self.people
+        links = [
+            self.link(f"person.{person}", person, Page("contact", person), icon="circle")
+            for person in self.people
         ]
-        return column(*made, gap=0)
+        return column(*links, gap=0)
 
     def _contact(self, person: str) -> Widget:
         return column(
@@ -263,7 +263,7 @@ class MailScene(AppScene):
     def _signed_out(self, _: str) -> Widget:
         return column(Label("You have logged out.", size=1.3), gap=10, pad=30)
 
-    # --- what can be done -----------------------------------------------------------------------------
+    # --- handlers -------------------------------------------------------------------------------------
 
     def _write_to(self, person: str, subject: str = "") -> None:
         about = f"Re: {subject}" if subject else ""
@@ -271,7 +271,7 @@ class MailScene(AppScene):
         self.go(Page("compose"))
 
     def _send(self) -> None:
-        to, subject, text = (each.strip() for each in self.draft.values())
+        to, subject, text = (value.strip() for value in self.draft.values())
         self.mails.append(Mail(to, subject, text, "Sent"))
         self.back()
         self.note = f"Sent to {to}."
@@ -287,9 +287,9 @@ class MailScene(AppScene):
         self.note = f"Moved to {folder}."
 
     def _empty(self) -> None:
-        for each in self.mails:
-            if each.folder == "Trash":
-                each.folder = "gone"
+        for mail in self.mails:
+            if mail.folder == "Trash":
+                mail.folder = "gone"
         self.home(Page("folder", "Trash"))
 
     def _leave(self) -> None:
@@ -316,9 +316,9 @@ class MailScene(AppScene):
             case _:
                 return Way(self.first, "new")
 
-    def write(self, app: App, wanted: Mapping[str, str]) -> Action | None:
-        """Return the next action on the page that writes a mail."""
-        for label, text in wanted.items():
+    def write(self, app: App, texts: Mapping[str, str]) -> Action | None:
+        """Return the next action on the page on which a mail is written."""
+        for label, text in texts.items():
             action = None if self.draft[label] == text else fill(app, label, text)
             if action is not None:
                 return action
@@ -350,7 +350,7 @@ class ArchiveScene(MailScene):
 
 
 class DeleteMailScene(MailScene):
-    """Delete a mail of the inbox or the archive, which is asked for once more."""
+    """Delete a mail of the inbox or the archive; the application asks for confirmation."""
 
     def plan(self) -> None:
         folder = self.rng.choice(["Inbox", "Archive"])
@@ -392,8 +392,8 @@ class ReplyScene(MailScene):
     def move(self, app: App) -> Action | None:
         mail = self.mails[self.at]
         if self.page.kind == "compose":
-            wanted = {"To": mail.person, "Subject": f"Re: {mail.subject}", "Text": self.text}
-            return self.write(app, wanted)
+            texts = {"To": mail.person, "Subject": f"Re: {mail.subject}", "Text": self.text}
+            return self.write(app, texts)
         return self.to(app, Page("message", str(self.at))) or reach(app, "reply")
 
 
@@ -426,11 +426,11 @@ class RestoreScene(MailScene):
 
 
 class EmptyTrashScene(MailScene):
-    """Empty the trash by the menu, which is asked for once more."""
+    """Empty the trash by the menu; the application asks for confirmation."""
 
     def plan(self) -> None:
-        for at, each in enumerate(self.mails):
-            if each.folder == "Trash":
+        for at, mail in enumerate(self.mails):
+            if mail.folder == "Trash":
                 del self.goal[f"mail {at}"]
         self.instruction = "Empty the trash."
 

@@ -22,7 +22,7 @@ DEPARTMENTS: Mapping[str, tuple[str, ...]] = {
     "Office": ("Desk lamp", "Notebook", "Paper clips", "Pencil case", "Stapler", "Wall clock"),
     "Sport": ("Basketball", "Bike lock", "Head torch", "Rope", "Swim cap", "Yoga mat"),
 }
-DEPARTMENT_OF = {each: name for name, products in DEPARTMENTS.items() for each in products}
+DEPARTMENT_OF = {product: name for name, products in DEPARTMENTS.items() for product in products}
 ABOUT = ("Details", "Reviews", "Delivery")
 PAYMENTS = ("Card", "Invoice", "Voucher")
 SPEEDS = ("Standard", "Express")
@@ -31,7 +31,7 @@ HOME = Page("home")
 
 
 class ShopScene(AppScene):
-    """The shop with a task that a subclass plans."""
+    """The shop with a task, which a subclass plans and solves."""
 
     title = "Shop"
     name = "shop"
@@ -39,14 +39,14 @@ class ShopScene(AppScene):
 
     def begin(self) -> None:
         rng = self.rng
-        everything = [each for products in DEPARTMENTS.values() for each in products]
-        shelf = [rng.sample(each, rng.randint(4, 6)) for each in DEPARTMENTS.values()]
+        everything = [product for products in DEPARTMENTS.values() for product in products]
+        shelf = [rng.sample(products, rng.randint(4, 6)) for products in DEPARTMENTS.values()]
         self.shelves = dict(zip(DEPARTMENTS, shelf, strict=True))
-        self.prices = {each: rng.randint(3, 60) for each in everything}
-        known = [each for products in self.shelves.values() for each in products]
-        drawn = rng.sample(known, 4)
-        self.cart = {each: rng.randint(1, 3) for each in drawn[:2]}
-        self.wishes = drawn[2:3]
+        self.prices = {product: rng.randint(3, 60) for product in everything}
+        in_stock = [product for products in self.shelves.values() for product in products]
+        sample = rng.sample(in_stock, 4)
+        self.cart = {product: rng.randint(1, 3) for product in sample[:2]}
+        self.wishes = sample[2:3]
         numbers = rng.sample(range(1000, 9999), 3)
         self.orders = {
             str(number): rng.choice(["On its way", "Packed"]) for number in sorted(numbers)
@@ -59,7 +59,7 @@ class ShopScene(AppScene):
 
     def facts(self) -> dict[str, Any]:
         return {
-            **{f"{count} in the cart: {each}": True for each, count in self.cart.items()},
+            **{f"{count} in the cart: {product}": True for product, count in self.cart.items()},
             **{f"order {number}": state for number, state in self.orders.items()},
             "wish list": sorted(self.wishes),
             "new orders": list(self.placed),
@@ -71,10 +71,10 @@ class ShopScene(AppScene):
         """Return a product that is neither in the cart nor on the wish list."""
         return self.rng.choice(
             [
-                each
+                product
                 for products in self.shelves.values()
-                for each in products
-                if each not in self.cart and each not in self.wishes
+                for product in products
+                if product not in self.cart and product not in self.wishes
             ]
         )
 
@@ -123,8 +123,13 @@ class ShopScene(AppScene):
 
     def _home(self, _: str) -> Widget:
         rows = [
-            self.link(f"department.{each}", each, Page("department", each), icon="folder")
-            for each in DEPARTMENTS
+            self.link(
+                f"department.{department}",
+                department,
+                Page("department", department),
+                icon="folder",
+            )
+            for department in DEPARTMENTS
         ]
         cart = Button(
             "open.cart", f"Cart ({sum(self.cart.values())})", partial(self.go, Page("cart"))
@@ -138,9 +143,12 @@ class ShopScene(AppScene):
     def _department(self, name: str) -> Widget:
         rows = [
             self.link(
-                f"product.{each}", each, Page("product", each), note=f"{self.prices[each]} EUR"
+                f"product.{product}",
+                product,
+                Page("product", product),
+                note=f"{self.prices[product]} EUR",
             )
-            for each in self.shelves[name]
+            for product in self.shelves[name]
         ]
         return column(*rows, gap=0)
 
@@ -182,15 +190,15 @@ class ShopScene(AppScene):
         gap = Gap()
         lines: list[Widget] = [
             row(
-                Sized(Label(each), 120),
-                Button(f"less.{each}", "-", partial(self._count, each, -1)),
+                Sized(Label(product), 120),
+                Button(f"less.{product}", "-", partial(self._count, product, -1)),
                 Sized(Label(str(count)), 16),
-                Button(f"more.{each}", "+", partial(self._count, each, 1)),
-                Button(f"take.{each}", "Remove", partial(self._take, each), pad=7),
+                Button(f"more.{product}", "+", partial(self._count, product, 1)),
+                Button(f"take.{product}", "Remove", partial(self._take, product), pad=7),
             )
-            for each, count in self.cart.items()
+            for product, count in self.cart.items()
         ]
-        total = sum(self.prices[each] * count for each, count in self.cart.items())
+        total = sum(self.prices[product] * count for product, count in self.cart.items())
         start = Button(
             "checkout",
             "Continue",
@@ -218,9 +226,11 @@ class ShopScene(AppScene):
         return column(Label(text), *choices, onwards, gap=8, pad=12, align="start")
 
     def _review(self, _: str) -> Widget:
-        told = f"{sum(self.cart.values())} pieces to {self.town}, by {self.payment}, {self.speed}"
+        summary = (
+            f"{sum(self.cart.values())} pieces to {self.town}, by {self.payment}, {self.speed}"
+        )
         pay = Button("pay", "Pay", partial(self.ask, "pay"), primary=True, enabled=bool(self.cart))
-        return column(paragraph(told), pay, gap=12, pad=12, align="start")
+        return column(paragraph(summary), pay, gap=12, pad=12, align="start")
 
     def _thanks(self, _: str) -> Widget:
         onwards = Button("onwards", "Start page", partial(self.home, HOME))
@@ -241,7 +251,10 @@ class ShopScene(AppScene):
         return column(Label(state, size=1.2), cancel, gap=12, pad=14, align="start")
 
     def _wish_list(self, _: str) -> Widget:
-        rows = [self.link(f"product.{each}", each, Page("product", each)) for each in self.wishes]
+        rows = [
+            self.link(f"product.{product}", product, Page("product", product))
+            for product in self.wishes
+        ]
         return column(*rows, gap=0) if rows else Label("  Nothing here.", muted=True)
 
     def _account(self, _: str) -> Widget:
@@ -256,7 +269,7 @@ class ShopScene(AppScene):
     def _no_account(self, _: str) -> Widget:
         return column(Label("Your account is gone.", size=1.3), gap=10, pad=30)
 
-    # --- what can be done -----------------------------------------------------------------------------
+    # --- handlers -------------------------------------------------------------------------------------
 
     def _add(self, product: str) -> None:
         self.cart[product] = min(MOST, self.cart.get(product, 0) + 1)
@@ -361,7 +374,7 @@ class CountScene(ShopScene):
     def plan(self) -> None:
         self.product = self.rng.choice([*self.cart])
         now = self.cart[self.product]
-        self.count = self.rng.choice([each for each in range(1, 6) if each != now])
+        self.count = self.rng.choice([count for count in range(1, 6) if count != now])
         del self.goal[f"{now} in the cart: {self.product}"]
         self.goal[f"{self.count} in the cart: {self.product}"] = True
         self.instruction = f"Set the number of the {self.product} in the cart to {self.count}."
@@ -384,7 +397,7 @@ class NewsletterScene(ShopScene):
 
 
 class CancelScene(ShopScene):
-    """Cancel an order, which is asked for once more."""
+    """Cancel an order; the application asks for confirmation."""
 
     def plan(self) -> None:
         self.number = self.rng.choice([*self.orders])
@@ -397,21 +410,21 @@ class CancelScene(ShopScene):
 
 
 class OrderScene(ShopScene):
-    """Order what is in the cart: address, payment, and a question."""
+    """Order the contents of the cart: address, payment, and a confirmation."""
 
     def plan(self) -> None:
-        self.wanted = (
+        self.choices = (
             self.rng.choice(self.towns),
             self.rng.choice(PAYMENTS),
             self.rng.choice(SPEEDS),
         )
         self.goal = {key: value for key, value in self.goal.items() if "in the cart" not in key}
-        self.goal["new orders"] = [self.wanted]
-        town, payment, speed = self.wanted
+        self.goal["new orders"] = [self.choices]
+        town, payment, speed = self.choices
         self.instruction = f"Order what is in the cart: to {town}, pay by {payment}, {speed}."
 
     def move(self, app: App) -> Action | None:
-        town, payment, speed = self.wanted
+        town, payment, speed = self.choices
         if self.town != town:
             return self.to(app, Page("address")) or reach(app, f"town.{town}")
         if self.payment != payment:

@@ -1,4 +1,7 @@
-"""What the scenes of suite `desk` share: a lettered window, a goal state, and the oracle's moves."""
+"""The base class of suite `desk`, which shows a lettered window, and the moves of its solutions.
+
+reach, fill, choose and slide return the oracle's next action towards something; finish ends the episode.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ from envs.suites.embedded.widgets import EventHandler, Ui, Widget, Window
 
 
 class DeskScene(Scene):
-    """A window somewhere on the screen, with whatever is open above it."""
+    """A window somewhere on the screen, with the dialogs and menus that are open above it."""
 
     title: ClassVar[str] = ""
     units: ClassVar[tuple[int, int]] = (420, 300)
-    """Design units that the window has at least; it grows with its content."""
+    """The least width and height of the window, design units; it grows with its content."""
 
     def __init__(self, rng: Random, ui: Ui) -> None:
         super().__init__(rng, ui)
@@ -37,22 +40,22 @@ class DeskScene(Scene):
 
     @abstractmethod
     def set_up(self) -> None:
-        """Draw lots for the state, the goal and the instruction."""
+        """Draw the state, the goal and the instruction from the seeded generator."""
 
     @abstractmethod
     def body(self) -> Widget:
-        """Return what the window shows."""
+        """Return the content of the window."""
 
     def above(self) -> list[Layer]:
-        """Dialogs and menus that are open."""
+        """Return the dialogs and menus that are open."""
         return []
 
     def on_close(self) -> EventHandler | None:
-        """Return what the window's close button does; None where it has none."""
+        """Return the handler of the window's close button; None if it has none."""
         return None
 
     def layers(self) -> list[Layer]:
-        """Return the window and what is above it."""
+        """Return the layers of the window and of what is open above it."""
         return [Layer(self._window(), self.window), *self.above()]
 
     def _window(self) -> Window:
@@ -60,7 +63,7 @@ class DeskScene(Scene):
 
 
 def compare(state: Mapping[str, object], goal: Mapping[str, object]) -> Verdict:
-    """Pass where both are equal; otherwise fail, naming the first difference."""
+    """Return pass if both are equal, else fail with the first difference."""
     for key in [*goal, *(key for key in state if key not in goal)]:
         if key not in state:
             return Verdict("fail", f"{key} is missing")
@@ -72,7 +75,7 @@ def compare(state: Mapping[str, object], goal: Mapping[str, object]) -> Verdict:
 
 
 def verdict_if(reached: bool) -> Verdict:
-    """Pass, or not yet."""
+    """Return pass if the goal is reached, else fail."""
     return REACHED if reached else NOT_YET
 
 
@@ -80,13 +83,16 @@ def verdict_if(reached: bool) -> Verdict:
 
 
 def reach(app: App, name: str, *, double: bool = False) -> Action:
-    """Click the widget, or first do what brings it into reach: scroll, or close what is above."""
+    """Return the click on a widget, or the action that brings it into reach: scroll, or close what is above.
+
+    Raises EnvError if there is no such widget or no way to it.
+    """
     widget = app.find(name)
     if widget is None:
         if app.layers[-1].on_escape is not None:
             return KeyPress(keys=["escape"])
-        seen = ", ".join(info.name for info in app.widgets())
-        raise EnvError(f"the oracle looks for {name!r}, but there is only: {seen}")
+        names = ", ".join(info.name for info in app.widgets())
+        raise EnvError(f"the oracle looks for {name!r}, but there is only: {names}")
     info = app.see(name)
     if info is not None and 2 * info.bbox.height > widget.bbox.height:
         x, y = info.centre
@@ -103,7 +109,7 @@ def reach(app: App, name: str, *, double: bool = False) -> Action:
 
 
 def fill(app: App, name: str, want: str) -> Action | None:
-    """Return the next action towards the text `want` in a field; None where it stands there."""
+    """Return the next action towards the text `want` in a field; None if the field has it."""
     field = app.find(name)
     if isinstance(field, TextField) and field.value == want:
         return None
@@ -116,7 +122,7 @@ def fill(app: App, name: str, want: str) -> Action | None:
 
 
 def choose(app: App, name: str, want: str) -> Action | None:
-    """Return the next action towards the choice `want` of a drop-down; None where it is chosen."""
+    """Return the next action towards the choice `want` of a drop-down; None if it is chosen."""
     combo = app.find(name)
     if isinstance(combo, Combo) and combo.value == want:
         return None
@@ -124,7 +130,7 @@ def choose(app: App, name: str, want: str) -> Action | None:
 
 
 def slide(app: App, name: str, want: int) -> Action | None:
-    """Return the click that moves a slider to `want`; None where it is there."""
+    """Return the next action that moves a slider to `want`; None if it is there."""
     slider = app.find(name)
     if isinstance(slider, Slider) and slider.value == want:
         return None
@@ -134,14 +140,14 @@ def slide(app: App, name: str, want: int) -> Action | None:
 
 
 def finish(app: App) -> Action:
-    """Say it is done, once nothing is open any more."""
+    """Return `done`, or the key that closes what is still open."""
     if app.ui.opened or (app.layers[-1].modal and app.layers[-1].on_escape is not None):
         return KeyPress(keys=["escape"])
     return Done()
 
 
 def _view_of(app: App, widget: Widget) -> ScrollView | None:
-    """Return the scrolling view that `widget` is in."""
+    """Return the scrolling view that contains `widget`; None if there is none."""
     for layer in reversed(app.layers):
         for candidate in layer.root.walk():
             if isinstance(candidate, ScrollView) and widget in candidate.child.walk():

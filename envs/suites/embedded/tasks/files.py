@@ -31,7 +31,7 @@ from envs.suites.embedded.widgets import (
 )
 
 Tree = dict[str, "Tree | None"]
-"""A folder's entries: a folder for a folder, None for a file."""
+"""The entries of a folder by name: a Tree for a folder, None for a file."""
 
 Path = tuple[str, ...]
 
@@ -47,21 +47,21 @@ def folder_at(tree: Tree, path: Path) -> Tree:
 
 
 def differences(tree: Tree, goal: Tree, where: str = "") -> list[str]:
-    """Return what would have to change for `tree` to be `goal`, in words."""
-    found = []
+    """Return the differences between `tree` and `goal`, in words."""
+    changes = []
     for name in sorted({*tree, *goal}):
         path = f"{where}/{name}"
         if name not in tree:
-            found.append(f"{path} is missing")
+            changes.append(f"{path} is missing")
         elif name not in goal:
-            found.append(f"{path} should not be there")
+            changes.append(f"{path} should not be there")
         else:
             here, there = tree[name], goal[name]
             if here is not None and there is not None:
-                found += differences(here, there, path)
+                changes += differences(here, there, path)
             elif here is not there:
-                found.append(f"{path} is of the wrong kind")
-    return found
+                changes.append(f"{path} is of the wrong kind")
+    return changes
 
 
 class FilesScene(DeskScene):
@@ -73,7 +73,7 @@ class FilesScene(DeskScene):
     def __init__(self, rng: Random, ui: Ui) -> None:
         self.path: Path = ()
         self.selected: str | None = None
-        self.held: tuple[Literal["cut", "copy"], Path, str] | None = None
+        self.clipped: tuple[Literal["cut", "copy"], Path, str] | None = None
         self.asking: Literal["", "rename", "new", "delete", "exists"] = ""
         self.draft = ""
         self.context: tuple[int, int] | None = None
@@ -86,7 +86,7 @@ class FilesScene(DeskScene):
         self.plan()
 
     def plan(self) -> None:
-        """Draw lots for the goal and its instruction."""
+        """Draw the goal and its instruction from the seeded generator."""
         raise NotImplementedError
 
     @property
@@ -103,22 +103,22 @@ class FilesScene(DeskScene):
         folder = folder_at(self.tree, path)
         return self.rng.choice([name for name, below in folder.items() if below is None])
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         wrong = differences(self.tree, self.goal)
         return Verdict("fail", wrong[0]) if wrong else REACHED
 
     # --- the screen -------------------------------------------------------------------------
 
     def body(self) -> Widget:
-        theme, chosen = self.ui.theme, self.selected is not None
+        theme, has_selection = self.ui.theme, self.selected is not None
         bar = row(
             Button("up", "Up", self._up, enabled=bool(self.path), pad=7),
             Button("new", "New folder", partial(self._ask, "new"), pad=7),
-            Button("rename", "Rename", partial(self._ask, "rename"), enabled=chosen, pad=7),
-            Button("delete", "Delete", partial(self._ask, "delete"), enabled=chosen, pad=7),
-            Button("cut", "Cut", partial(self._hold, "cut"), enabled=chosen, pad=7),
-            Button("copy", "Copy", partial(self._hold, "copy"), enabled=chosen, pad=7),
-            Button("paste", "Paste", self._paste, enabled=self.held is not None, pad=7),
+            Button("rename", "Rename", partial(self._ask, "rename"), enabled=has_selection, pad=7),
+            Button("delete", "Delete", partial(self._ask, "delete"), enabled=has_selection, pad=7),
+            Button("cut", "Cut", partial(self._hold, "cut"), enabled=has_selection, pad=7),
+            Button("copy", "Copy", partial(self._hold, "copy"), enabled=has_selection, pad=7),
+            Button("paste", "Paste", self._paste, enabled=self.clipped is not None, pad=7),
             gap=4,
         )
         top = Panel(bar, fill=theme.panel, pad=6)
@@ -150,13 +150,13 @@ class FilesScene(DeskScene):
     def above(self) -> list[Layer]:
         ui = self.ui
         if self.context is not None:
-            chosen = self.selected is not None
+            has_selection = self.selected is not None
             entries = [
-                Entry("menu.rename", "Rename", partial(self._ask, "rename"), chosen),
-                Entry("menu.delete", "Delete", partial(self._ask, "delete"), chosen),
-                Entry("menu.cut", "Cut", partial(self._hold, "cut"), chosen),
-                Entry("menu.copy", "Copy", partial(self._hold, "copy"), chosen),
-                Entry("menu.paste", "Paste", self._paste, self.held is not None),
+                Entry("menu.rename", "Rename", partial(self._ask, "rename"), has_selection),
+                Entry("menu.delete", "Delete", partial(self._ask, "delete"), has_selection),
+                Entry("menu.cut", "Cut", partial(self._hold, "cut"), has_selection),
+                Entry("menu.copy", "Copy", partial(self._hold, "copy"), has_selection),
+                Entry("menu.paste", "Paste", self._paste, self.clipped is not None),
                 Entry("menu.new", "New folder", partial(self._ask, "new")),
             ]
             return [context_menu(ui, entries, self.context, self._close_context)]
@@ -177,10 +177,10 @@ class FilesScene(DeskScene):
             buttons.append(
                 ("ok", title.split()[0] if title == "Rename" else "Create", self._accept)
             )
-        made = dialog(ui, "ask", title, body, buttons, on_close=self._cancel, over=self.window)
-        return [made]
+        layer = dialog(ui, "ask", title, body, buttons, on_close=self._cancel, over=self.window)
+        return [layer]
 
-    # --- what can be done -------------------------------------------------------------------
+    # --- handlers ---------------------------------------------------------------------------
 
     def _select(self, name: str) -> None:
         self.selected = name
@@ -231,16 +231,16 @@ class FilesScene(DeskScene):
 
     def _hold(self, how: Literal["cut", "copy"]) -> None:
         if self.selected is not None:
-            self.held = (how, self.path, self.selected)
+            self.clipped = (how, self.path, self.selected)
 
     def _paste(self) -> None:
-        if self.held is None:
+        if self.clipped is None:
             return
-        how, path, name = self.held
+        how, path, name = self.clipped
         self._transfer(how, path, name, self.path)
 
     def _transfer(self, how: str, source: Path, name: str, target: Path) -> None:
-        """Move or copy an entry into the folder at `target`, unless that cannot be."""
+        """Move or copy an entry into the folder at `target`; show an error if that is not possible."""
         inside = target[: len(source) + 1] == (*source, name)
         try:
             origin, folder = folder_at(self.tree, source), folder_at(self.tree, target)
@@ -252,7 +252,7 @@ class FilesScene(DeskScene):
         folder[name] = copy.deepcopy(origin[name])
         if how == "cut":
             del origin[name]
-            self.held = None
+            self.clipped = None
         self.selected = name if target == self.path else None
 
     def _drop(self, onto: str, dragged: str) -> None:
@@ -269,7 +269,7 @@ class FilesScene(DeskScene):
     # --- the oracle's moves -----------------------------------------------------------------
 
     def go(self, app: App, path: Path) -> Action | None:
-        """Return the next action towards the folder at `path`; None where it is shown."""
+        """Return the next action towards the folder at `path`; None if it is shown."""
         if self.path == path:
             return None
         if self.path == path[: len(self.path)]:
@@ -277,7 +277,7 @@ class FilesScene(DeskScene):
         return reach(app, "up")
 
     def take(self, app: App, path: Path, name: str) -> Action | None:
-        """Return the next action towards having `name` selected; None where it is."""
+        """Return the next action towards selecting `name`; None if it is selected."""
         away = self.go(app, path)
         if away is not None:
             return away
@@ -289,7 +289,7 @@ class FilesScene(DeskScene):
 
 
 class Area(Widget):
-    """The ground of the listing: a press beside the entries deselects, a right click asks."""
+    """The area of the listing: a press beside the entries deselects them, a right click opens the menu."""
 
     clickable = True
 
@@ -315,12 +315,12 @@ class Area(Widget):
 
 
 def sorted_entries(folder: Tree) -> list[tuple[str, Tree | None]]:
-    """Folders first, then files, each by name."""
+    """Return the entries of a folder: first folders, then files, each by name."""
     return sorted(folder.items(), key=lambda item: (item[1] is None, item[0].lower()))
 
 
 def _random_tree(rng: Random) -> Tree:
-    """Three to four folders with two to four files each, and some files beside them."""
+    """Return three to four folders with two to four files each, and two to four files beside them."""
     stems = rng.sample(words.FILE_STEMS, len(words.FILE_STEMS))
 
     def files(count: int) -> Tree:
@@ -340,8 +340,8 @@ class OpenScene(FilesScene):
         self.file = self.some_file((self.folder,))
         self.instruction = f"Open the folder {self.folder} and select {self.file}."
 
-    def judge(self) -> Verdict:
-        wrong = super().judge()
+    def evaluate(self) -> Verdict:
+        wrong = super().evaluate()
         if wrong.outcome != "pass":
             return wrong
         there = self.path == (self.folder,) and self.selected == self.file
@@ -436,7 +436,7 @@ class MoveScene(FilesScene):
             return finish(app)
         if self.asking:
             return finish(app)
-        if self.held != (self.how, (), self.file):
+        if self.clipped != (self.how, (), self.file):
             return self.take(app, (), self.file) or reach(app, self.how)
         return self.go(app, (self.folder,)) or reach(app, "paste")
 
@@ -467,6 +467,6 @@ class TidyScene(FilesScene):
             return finish(app)
         if self.name not in self.tree:
             return self.go(app, ()) or reach(app, "new")
-        if self.held != ("cut", (), self.file):
+        if self.clipped != ("cut", (), self.file):
             return self.take(app, (), self.file) or reach(app, "cut")
         return self.go(app, (self.name,)) or reach(app, "paste")

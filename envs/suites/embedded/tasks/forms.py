@@ -1,4 +1,4 @@
-"""Scenes of suite `desk` that are filled in: forms, log-in, sign-up, orders, wizards."""
+"""Scenes of suite `desk` with forms: log-in, sign-up, an order, a wizard."""
 # ruff: noqa: D102 - overrides keep the contract that the base class documents
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from envs.suites.embedded.widgets import Gap, Label, Ui, Widget, column, row
 
 
 class DeskFormScene(ControlScene):
-    """Controls that count once the form is sent; what is sent is sent."""
+    """A form, whose values count when it is sent; sending ends the episode."""
 
     button: ClassVar[str] = "Submit"
 
@@ -37,8 +37,8 @@ class DeskFormScene(ControlScene):
             return ""
         return spec.low if spec.kind == "stepper" else spec.options[0] if spec.options else False
 
-    def describe(self, wanted: list[tuple[Spec, Value]]) -> str:
-        return sentence([*(phrase(s, v) for s, v in wanted), f"press {self.button}"])
+    def describe(self, changes: list[tuple[Spec, Value]]) -> str:
+        return sentence([*(phrase(s, v) for s, v in changes), f"press {self.button}"])
 
     def footer(self) -> list[Widget]:
         """Return the buttons at the bottom."""
@@ -53,7 +53,7 @@ class DeskFormScene(ControlScene):
         buttons = row(gap, *self.footer(), grow=[gap])
         return column(*self.lines(self.page), space, buttons, gap=8, pad=14, grow=[space])
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         return compare(self.values, self.goal) if self.sent else NOT_YET
 
     def solve(self, app: App) -> Action:
@@ -61,7 +61,7 @@ class DeskFormScene(ControlScene):
 
 
 class LoginScene(DeskFormScene):
-    """Sign in; wrong words are refused and can be corrected."""
+    """Sign in; a wrong name or password is refused and can be corrected."""
 
     title = "Sign in"
     units = (300, 0)
@@ -101,7 +101,7 @@ class SignUpScene(DeskFormScene):
 
 
 class OrderScene(DeskFormScene):
-    """An order that asks back before it is sent."""
+    """An order that asks for confirmation before it is sent."""
 
     title = "Order"
     units = (340, 200)
@@ -118,8 +118,8 @@ class OrderScene(DeskFormScene):
             ]
         }
 
-    def describe(self, wanted: list[tuple[Spec, Value]]) -> str:
-        values = {spec.label: value for spec, value in wanted}
+    def describe(self, changes: list[tuple[Spec, Value]]) -> str:
+        values = {spec.label: value for spec, value in changes}
         size = str(values["Size"]).lower()
         return (
             f"Order {values['Quantity']} of {values['Drink']}, size {size}, and confirm the order."
@@ -172,8 +172,8 @@ class WizardScene(DeskFormScene):
         }
 
     def pick(self, specs: list[Spec]) -> list[Spec]:
-        chosen = [self.rng.choice(page) for page in self.pages.values()]
-        return [spec for spec in specs if spec in chosen]
+        picked = [self.rng.choice(page) for page in self.pages.values()]
+        return [spec for spec in specs if spec in picked]
 
     def _at(self) -> int:
         return list(self.pages).index(self.page)

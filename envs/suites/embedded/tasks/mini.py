@@ -1,10 +1,11 @@
-"""Scenes of suite `mini`: real GUI mechanics told in colours, shapes and icons, without letters.
+"""Scenes of suite `mini`: the mechanics of GUIs shown in colours, shapes and icons, without letters.
 
-A scene says where the target is (`ClickScene`: in sight; `MenuScene`: behind a menu icon; ...).
-Two things can be laid over any of them: pop-up dialogs that must be closed first (`popup`), and a
-dialog that asks for confirmation of what was done (`confirm`).
+The class of a scene decides where the target is (`ClickScene`: in sight; `MenuScene`: behind a menu icon;
+...). Two things can be added to any of them: pop-up dialogs that must be closed first (`popup`), and a
+dialog that asks for confirmation at the end (`confirm`).
 
-Suite `recall` has one scene of these parts: a slide show, and at its end a question about one of its pictures.
+Suite `recall` has one scene of the same parts: a slide show, and at its end a question about one of its
+pictures.
 """
 
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
@@ -40,11 +41,11 @@ from envs.suites.embedded.widgets import (
 
 SHAPES = ("circle", "square", "triangle", "diamond", "star")
 Placed = list[tuple[Widget, Rect]]
-Spot = tuple[str, Rect]  # a colour and where it is shown
+Spot = tuple[str, Rect]  # a colour and its place
 
 
 def grid(rng: Random, ui: Ui, box: Rect, count: int, cell: tuple[int, int]) -> list[Rect]:
-    """`count` cells of a random regular grid on `box`, none smaller than `cell` (design units)."""
+    """Return `count` cells of a random regular grid on `box`, none smaller than `cell` (design units)."""
     columns = box.width // ui.px(cell[0])
     rows = box.height // ui.px(cell[1])
     shapes = [(c, r) for c in range(1, columns + 1) for r in range(1, rows + 1) if c * r >= count]
@@ -60,7 +61,7 @@ def grid(rng: Random, ui: Ui, box: Rect, count: int, cell: tuple[int, int]) -> l
 
 
 class MiniScene(Scene):
-    """A window, whatever is open above it, and the one target that the instruction names."""
+    """A window, the dialogs above it, and the one target that the instruction names."""
 
     ends_at_goal = True
     phrase: ClassVar[str] = "click the {colour} button"
@@ -71,58 +72,58 @@ class MiniScene(Scene):
         self.palette = rng.sample(list(COLOURS), len(COLOURS))
         self.target = self.palette[0]
         self.instruction = self.phrase.format(colour=self.target)
-        self.committed: str | None = None  # what was done for good
-        self.pending: str | None = None  # what waits for confirmation
+        self.committed: str | None = None  # the colours that were chosen for good
+        self.pending: str | None = None  # the colours that wait for confirmation
         self.window = self._random_window()
         self.body = self._inside(self.window)
         self.radius = rng.choice((2, 6, 14))
         self.button_size = rng.randint(36, 48), rng.randint(27, 34)
-        self.popups = int(popup)  # that are still to be closed, one behind the other
+        self.popups = int(popup)  # pop-ups that are still to be closed, one behind the other
         self._draw_popup()
         self.confirm_box = self._random_dialog()
         self.set_up()
 
     @abstractmethod
     def set_up(self) -> None:
-        """Draw lots for what the window shows."""
+        """Draw the content of the window from the seeded generator."""
 
     @abstractmethod
     def content(self) -> Placed:
-        """Return what the window shows."""
+        """Return the content of the window."""
 
     @abstractmethod
     def route(self, app: App) -> str:
-        """Name of the widget to click next, with no dialog in the way."""
+        """Return the name of the widget to click next if no dialog is in the way."""
 
     @abstractmethod
     def wander(self, rng: Random) -> None:
-        """Go to a random state that clicks could have led to."""
+        """Go to a random state to which clicks could have led."""
 
     def overlay(self) -> Layer | None:
-        """Return what is open above the window, below the dialogs."""
+        """Return the layer that is open above the window and below the dialogs; None if there is none."""
         return None
 
     @property
     def popup_open(self) -> bool:
-        """Whether a pop-up hides what is below."""
+        """Whether a pop-up blocks the window."""
         return self.popups > 0
 
     # --- the goal ---------------------------------------------------------------------------
 
     def act(self, what: str) -> None:
-        """Do what a target button does: for good, or after a confirmation."""
+        """Handle a press of a target: commit it, or ask for confirmation first."""
         if self.confirms:
             self.pending = what
         else:
             self.commit(what)
 
     def commit(self, what: str) -> None:
-        """Do it for good; this ends the episode."""
+        """Make the choice final, which ends the episode."""
         self.committed = what
         self.pending = None
         self.over = True
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         if self.committed == self.target:
             return REACHED
         if self.committed is not None:
@@ -150,7 +151,7 @@ class MiniScene(Scene):
         return layers
 
     def buttons(self, spots: list[Spot]) -> Placed:
-        """Colour buttons that do what their colour says."""
+        """Return buttons that choose their colour."""
         return [
             (
                 ColourButton(
@@ -165,7 +166,7 @@ class MiniScene(Scene):
         ]
 
     def spread(self, box: Rect, colours: list[str]) -> list[Spot]:
-        """Each colour at a place for a button."""
+        """Return a place for a button for each colour."""
         width, height = (self.ui.px(side) for side in self.button_size)
         cells = grid(self.rng, self.ui, box, len(colours), (self.button_size[0] + 4, 36))
         return [(c, cell.centred(width, height)) for c, cell in zip(colours, cells, strict=True)]
@@ -294,14 +295,14 @@ class ClickScene(MiniScene):
 
 
 MOST_BEFORE = 4
-"""Most pictures before the button's."""
+"""The largest number of pages before the one with the button."""
 
 
 class RecallScene(Scene):
-    """A button of the colour is shown once; `lag` clicks later it is to be clicked among its copies.
+    """A button is shown once; `lag` clicks later it is to be clicked among its copies.
 
-    Any click turns a page. Where the button was shown cannot be told from the last page, whose buttons
-    are all of its colour: it must be remembered.
+    Any click turns a page. The last page has buttons of the same colour at four places, so that the place
+    of the button must be remembered.
     """
 
     ends_at_goal = True
@@ -314,15 +315,15 @@ class RecallScene(Scene):
         self.at = rng.randint(0, MOST_BEFORE)  # the page that shows the button
         self.last = self.at + lag
         self.page = 0
-        self.chosen: int | None = None
+        self.place_clicked: int | None = None
         self.places = self._four_places()
         self.place = rng.randrange(len(self.places))
         self.pictures = [(rng.choice(SHAPES), self._somewhere()) for _ in range(self.last)]
 
-    def judge(self) -> Verdict:
-        if self.chosen is None:
+    def evaluate(self) -> Verdict:
+        if self.place_clicked is None:
             return NOT_YET
-        if self.chosen == self.place:
+        if self.place_clicked == self.place:
             return REACHED
         return Verdict("fail", "another place was clicked than where the button was shown")
 
@@ -331,26 +332,26 @@ class RecallScene(Scene):
 
     def layers(self) -> list[Layer]:
         screen = Rect(0, 0, self.ui.width, self.ui.height)
-        shown: list[tuple[Widget, Rect]] = []
+        content: list[tuple[Widget, Rect]] = []
         if self.page == self.at:
-            shown.append((self._button(self.place, self._turn), self.places[self.place]))
+            content.append((self._button(self.place, self._turn), self.places[self.place]))
         elif self.page < self.last:
             shape, box = self.pictures[self.page]
-            shown.append((Picture(shape, ink=self.ui.theme.muted), box))
+            content.append((Picture(shape, ink=self.ui.theme.muted), box))
         else:
-            shown += [
+            content += [
                 (self._button(place, partial(self._choose, place)), box)
                 for place, box in enumerate(self.places)
             ]
         if self.page < self.last:
-            shown.append((Clickable("page", self._turn), screen))  # over the pictures
-        return [Layer(Panel(Free(shown), fill=self.ui.theme.panel), screen)]
+            content.append((Clickable("page", self._turn), screen))  # over the pictures
+        return [Layer(Panel(Free(content), fill=self.ui.theme.panel), screen)]
 
     def _button(self, place: int, press: EventHandler) -> ColourButton:
         return ColourButton(f"button.{place}", self.colour, press)
 
     def _four_places(self) -> list[Rect]:
-        """One in each quarter of the screen."""
+        """Return four places, one in each quarter of the screen."""
         ui, rng = self.ui, self.rng
         width, height = ui.px(rng.randint(36, 48)), ui.px(rng.randint(30, 40))
         middle_x, middle_y = ui.width // 2, ui.height // 2
@@ -370,5 +371,5 @@ class RecallScene(Scene):
         self.page += 1
 
     def _choose(self, place: int) -> None:
-        self.chosen = place
+        self.place_clicked = place
         self.over = True

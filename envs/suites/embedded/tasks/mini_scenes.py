@@ -1,6 +1,7 @@
-"""Scenes of suite `mini` whose target is not in sight, or that ask for several things before it.
+"""Scenes of suite `mini` whose target is not in sight, or that need several actions.
 
-Behind a menu, on a page or tab, in a folder, below the fold; forms, lists, deletion.
+The target is behind a menu, on another page or tab, in a folder, or further down a list; or it is a check
+box of a form, a choice of a list, or a file to delete.
 """
 
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
@@ -179,7 +180,7 @@ class TabsScene(MiniScene):
 
 
 class ScrollScene(MiniScene):
-    """The target is below the fold of a list."""
+    """The target is further down a list, out of sight."""
 
     VISIBLE: ClassVar[int] = 3
 
@@ -348,12 +349,12 @@ class DropdownScene(MiniScene):
     def content(self) -> Placed:
         ui, theme = self.ui, self.ui.theme
         placed: Placed = []
-        for i, (length, shown) in enumerate(self.lines):
+        for i, (length, share) in enumerate(self.lines):
             y = self.body.y0 + ui.px(6 + 21 * i)
             line = Rect(
                 self.body.x0, y, self.body.x0 + round(self.body.width * length), y + ui.px(3)
             )
-            if shown < 0.7 and not line.inset(-ui.px(4)).overlaps(self.combo_box):
+            if share < 0.7 and not line.inset(-ui.px(4)).overlaps(self.combo_box):
                 placed.append((Fill(theme.edge), line))
         combo = ColourCombo("list", COLOURS[self.value], self._toggle)
         return [*placed, (combo, self.combo_box)]
@@ -376,9 +377,9 @@ class DropdownScene(MiniScene):
         panel = Panel(Free(placed), fill=theme.field, edge=True)
         return Layer(panel, box, modal=True, on_outside=self._toggle)
 
-    def judge(self) -> Verdict:
-        chosen = self.committed if self.confirms else self.value
-        return REACHED if chosen == self.target else NOT_YET
+    def evaluate(self) -> Verdict:
+        choice = self.committed if self.confirms else self.value
+        return REACHED if choice == self.target else NOT_YET
 
     def route(self, app: App) -> str:
         return f"{self.target}.swatch" if self.open else "list"

@@ -1,4 +1,4 @@
-"""Scenes made of controls, and what they share: a panel, tabs."""
+"""Scenes of controls on a panel or on tabs, and their base class, whose goal is certain values."""
 
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
 from __future__ import annotations
@@ -31,13 +31,13 @@ PAGES = "pages"
 
 
 def sentence(parts: list[str]) -> str:
-    """`parts` as one sentence."""
+    """Return the parts joined into one sentence."""
     text = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else parts[0]
     return text[0].upper() + text[1:] + "."
 
 
 class ControlScene(DeskScene):
-    """Controls, the values they hold, and those they are to hold."""
+    """A scene of controls with their present values and their goal values."""
 
     changes: ClassVar[tuple[int, int]] = (1, 1)  # fewest and most controls to change
 
@@ -47,28 +47,28 @@ class ControlScene(DeskScene):
         specs = [spec for page in self.pages.values() for spec in page]
         self.specs = {spec.label: spec for spec in specs}
         self.values = {spec.label: self.first_value(spec) for spec in specs}
-        wanted = self.pick(specs)
+        picked = self.pick(specs)
         self.goal = dict(self.values)
-        for spec in wanted:
+        for spec in picked:
             self.goal[spec.label] = other_value(spec, self.values[spec.label], self.rng)
-        self.instruction = self.describe([(spec, self.goal[spec.label]) for spec in wanted])
+        self.instruction = self.describe([(spec, self.goal[spec.label]) for spec in picked])
 
     def layout(self) -> dict[str, list[Spec]]:
         """Return the controls by page."""
         raise NotImplementedError
 
     def first_value(self, spec: Spec) -> Value:
-        """Return what a control holds at first."""
+        """Return the first value of a control."""
         return random_value(spec, self.rng)
 
     def pick(self, specs: list[Spec]) -> list[Spec]:
-        """Which controls are to be changed."""
+        """Return the controls that are to be changed."""
         fewest, most = self.changes
-        chosen = self.rng.sample(specs, self.rng.randint(fewest, min(most, len(specs))))
-        return [spec for spec in specs if spec in chosen]
+        picked = self.rng.sample(specs, self.rng.randint(fewest, min(most, len(specs))))
+        return [spec for spec in specs if spec in picked]
 
-    def describe(self, wanted: list[tuple[Spec, Value]]) -> str:
-        return sentence([phrase(spec, want) for spec, want in wanted])
+    def describe(self, changes: list[tuple[Spec, Value]]) -> str:
+        return sentence([phrase(spec, want) for spec, want in changes])
 
     def put(self, label: str, value: Value) -> None:
         self.values[label] = value
@@ -83,11 +83,11 @@ class ControlScene(DeskScene):
     def body(self) -> Widget:
         return column(*self.lines(self.page), gap=9, pad=14)
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         return compare(self.values, self.goal)
 
     def page_of(self, label: str) -> str:
-        """Return the page that a control is on."""
+        """Return the page of a control."""
         return next(page for page, specs in self.pages.items() if self.specs[label] in specs)
 
     def go(self, app: App, page: str) -> Action:
@@ -95,7 +95,7 @@ class ControlScene(DeskScene):
         raise NotImplementedError
 
     def next_change(self, app: App) -> Action | None:
-        """Return the oracle's next action towards the goal values; None where all hold."""
+        """Return the oracle's next action towards the goal values; None if all are reached."""
         wrong = [label for label, want in self.goal.items() if self.values[label] != want]
         if not wrong:
             return None
@@ -185,8 +185,8 @@ class EditScene(TextScene):
     def first_value(self, spec: Spec) -> Value:
         return random_value(spec, self.rng)
 
-    def describe(self, wanted: list[tuple[Spec, Value]]) -> str:
-        spec, want = wanted[0]
+    def describe(self, changes: list[tuple[Spec, Value]]) -> str:
+        spec, want = changes[0]
         return f'Change {spec.label} from "{self.values[spec.label]}" to "{want}".'
 
 
@@ -244,9 +244,3 @@ class DeskTabsScene(ControlScene):
 
     def go(self, app: App, page: str) -> Action:
         return reach(app, f"tab.{page}")
-
-
-# --- forms ------------------------------------------------------------------------------------
-
-
-# --- the settings application -------------------------------------------------------------------

@@ -54,7 +54,7 @@ SETTINGS: dict[str, tuple[Spec, ...]] = {
 
 
 class SettingsScene(ControlScene):
-    """Several pages, a search field, and Apply and Revert: only what is applied counts."""
+    """Several pages, a search field, and the buttons Apply and Revert; only applied values count."""
 
     title = "Settings"
     units = (428, 300)
@@ -70,11 +70,11 @@ class SettingsScene(ControlScene):
         self.page = self.rng.choice(list(self.pages))
         self.instruction += " Press Apply."
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         return compare(self.applied, self.goal)
 
-    def found(self) -> list[Spec]:
-        """Return what the page shows: its own controls, or those that match the search."""
+    def matching_specs(self) -> list[Spec]:
+        """Return the controls that are shown: those of the page, or those that match the search."""
         if not self.query:
             return self.pages[self.page]
         return [s for s in self.specs.values() if self.query.lower() in s.label.lower()]
@@ -94,7 +94,7 @@ class SettingsScene(ControlScene):
         side = Panel(column(search, *items, gap=4, pad=8), fill=theme.panel)
         lines = [
             build(spec, self.values[spec.label], partial(self.put, spec.label))
-            for spec in self.found()
+            for spec in self.matching_specs()
         ]
         heading = Label("Results" if self.query else self.page, size=1.25)
         view = ScrollView("content", column(heading, *lines, gap=10, pad=12))
@@ -130,9 +130,9 @@ class SettingsScene(ControlScene):
         return reach(app, f"page.{page}")
 
     def next_change(self, app: App) -> Action | None:
-        shown = {spec.label for spec in self.found()}
+        labels = {spec.label for spec in self.matching_specs()}
         wrong = [label for label, want in self.goal.items() if self.values[label] != want]
-        here = [label for label in wrong if label in shown]
+        here = [label for label in wrong if label in labels]
         if here:
             return fix(app, self.specs[here[0]], self.values[here[0]], self.goal[here[0]])
         return self.go(app, self.page_of(wrong[0])) if wrong else None
@@ -166,7 +166,7 @@ class SettingsLevelScene(SettingsSwitchScene):
 
 
 class SettingsTwoScene(SettingsScene):
-    """Two settings, on whichever pages they are."""
+    """Two settings, on any pages."""
 
     changes = (2, 2)
 

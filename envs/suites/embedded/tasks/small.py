@@ -31,7 +31,7 @@ from envs.suites.embedded.widgets import (
 
 
 class PressScene(DeskScene):
-    """Press one of several buttons; any other only says that it was pressed."""
+    """Press one of several buttons; any other button only shows that it was pressed."""
 
     title = "Tools"
     units = (240, 160)
@@ -55,7 +55,7 @@ class PressScene(DeskScene):
         status = Label(f"Last: {self.pressed}" if self.pressed else "Ready", muted=True)
         return column(*lines, space, status, gap=9, pad=14, grow=[space])
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         return verdict_if(self.pressed == self.goal)
 
     def solve(self, app: App) -> Action:
@@ -81,12 +81,12 @@ class DeskMenuScene(DeskScene):
 
     def set_up(self) -> None:
         names = self.rng.sample(list(self.menus), 4)
-        self.shown = {
+        self.entries_by_menu = {
             name: self.rng.sample(self.menus[name], self.rng.randint(3, len(self.menus[name])))
             for name in names
         }
         self.menu = self.rng.choice(names)
-        self.goal = self.rng.choice(self.shown[self.menu])
+        self.goal = self.rng.choice(self.entries_by_menu[self.menu])
         self.last = ""
         self.lines = [self.rng.uniform(0.5, 0.95) for _ in range(7)]
         self.instruction = f"Choose {self.goal} in the {self.menu} menu."
@@ -96,7 +96,7 @@ class DeskMenuScene(DeskScene):
             MenuTitle(
                 name, name, [Entry(f"{name}.{e}", e, partial(self._choose, e)) for e in entries]
             )
-            for name, entries in self.shown.items()
+            for name, entries in self.entries_by_menu.items()
         ]
         bar = Panel(row(*titles, gap=0), fill=self.ui.theme.panel, pad=1)
         page = Panel(
@@ -105,7 +105,7 @@ class DeskMenuScene(DeskScene):
         status = Panel(Label(self.last or "Ready", muted=True), fill=self.ui.theme.panel, pad=4)
         return column(bar, page, status, gap=0, grow=[page])
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         return verdict_if(self.last == self.goal)
 
     def solve(self, app: App) -> Action:
@@ -116,7 +116,7 @@ class DeskMenuScene(DeskScene):
 
 
 def paragraph(ui: Ui, lengths: list[float]) -> list[Widget]:
-    """Lines that stand for text; lengths are shares of 300 design units."""
+    """Return lines that look like text; lengths are shares of 300 design units."""
     return [
         Line([Sized(Fill(ui.theme.edge), 300 * length, 4)], down=False, align="start")
         for length in lengths
@@ -160,7 +160,7 @@ class CloseScene(DeskScene):
         close = partial(self._ask, False)
         return [dialog(self.ui, "ask", "Close", text, buttons, on_close=close, over=self.window)]
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         return verdict_if(self.closed == ("saved" if self.saves else "dropped"))
 
     def solve(self, app: App) -> Action:
@@ -194,24 +194,24 @@ class CalculatorScene(DeskScene):
         self.sum = f"{a}{sign}{b}"
         self.goal = str({"+": a + b, "-": a - b, "*": a * b}[sign])
         self.typed = ""
-        self.done = False  # whether "=" was the last key
+        self.has_computed = False  # whether "=" was the last key
         self.instruction = f"Compute {a} {sign} {b} on the calculator."
 
     def body(self) -> Widget:
-        shown = Label(f" {self.typed or '0'}", size=1.5)
-        display = Panel(shown, fill=self.ui.theme.field, pad=5, edge=True)
+        number = Label(f" {self.typed or '0'}", size=1.5)
+        display = Panel(number, fill=self.ui.theme.field, pad=5, edge=True)
         keys = [Key(key, key, partial(self._press, key)) for key in self.keys]
         lines = [row(*keys[i : i + 4], grow=keys[i : i + 4]) for i in range(0, len(keys), 4)]
         return column(display, *lines, gap=7, pad=10)
 
-    def judge(self) -> Verdict:
-        shown = {"display": self.typed, "computed": self.done}
-        return compare(shown, {"display": self.goal, "computed": True})
+    def evaluate(self) -> Verdict:
+        values = {"display": self.typed, "computed": self.has_computed}
+        return compare(values, {"display": self.goal, "computed": True})
 
     def solve(self, app: App) -> Action:
-        if self.judge().outcome == "pass":
+        if self.evaluate().outcome == "pass":
             return finish(app)
-        if self.done or not self.sum.startswith(self.typed):
+        if self.has_computed or not self.sum.startswith(self.typed):
             return reach(app, "C")
         left = self.sum[len(self.typed) :]
         return reach(app, left[0] if left else "=")
@@ -222,15 +222,15 @@ class CalculatorScene(DeskScene):
         elif key == "=":
             self.typed = compute(self.typed)
         elif len(self.typed) < 12:
-            self.typed = ("" if self.done and key.isdigit() else self.typed) + key
-        self.done = key == "="
+            self.typed = ("" if self.has_computed and key.isdigit() else self.typed) + key
+        self.has_computed = key == "="
 
 
 def compute(text: str) -> str:
-    """Return the value of "12+3", "12-3", "12*3" or "12/3" (whole); the text itself if it is no sum."""
+    """Return the value of "12+3", "12-3", "12*3" or "12/3" (rounded down); any other text unchanged."""
     for sign in "+-*/":
-        left, found, right = text.partition(sign)
-        if found and left.isdigit() and right.isdigit():
+        left, operator, right = text.partition(sign)
+        if operator and left.isdigit() and right.isdigit():
             a, b = int(left), int(right)
             if sign == "/":
                 return str(a // b) if b else "error"
@@ -260,7 +260,7 @@ class ListScene(DeskScene):
         view = ScrollView("people", column(*rows, gap=0), fill=self.ui.theme.field)
         return column(Label("Select a person"), view, pad=10, grow=[view])
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         return compare({"selected": self.selected}, {"selected": self.goal})
 
     def solve(self, app: App) -> Action:
@@ -281,7 +281,7 @@ class ContactsScene(ListScene):
         super().set_up()
         self.query = ""
         self.verb = self.rng.choice(("Call", "Message", "Invite"))
-        self.done: tuple[str, str] | None = None
+        self.contacted: tuple[str, str] | None = None
         self.instruction = f"{self.verb} {self.goal}."
 
     def body(self) -> Widget:
@@ -303,10 +303,10 @@ class ContactsScene(ListScene):
         right = column(*card, gap=9, pad=12)
         return row(left, right, gap=0, align="fill", grow=[right])
 
-    def judge(self) -> Verdict:
-        if self.done is not None and self.done != (self.verb, self.goal):
-            return Verdict("fail", f"did {self.done[0]} {self.done[1]}")
-        return verdict_if(self.done is not None)
+    def evaluate(self) -> Verdict:
+        if self.contacted is not None and self.contacted != (self.verb, self.goal):
+            return Verdict("fail", f"did {self.contacted[0]} {self.contacted[1]}")
+        return verdict_if(self.contacted is not None)
 
     def solve(self, app: App) -> Action:
         if self.selected == self.goal:
@@ -320,7 +320,7 @@ class ContactsScene(ListScene):
         self.query = text
 
     def _do(self, verb: str) -> None:
-        self.done = (verb, self.selected)
+        self.contacted = (verb, self.selected)
         self.over = True
 
 
@@ -349,17 +349,22 @@ class ChoresScene(DeskScene):
     def body(self) -> Widget:
         field = TextField("new", self.draft, self._write, hint="New entry", on_enter=self._add)
         entry = row(field, Button("add", "Add", self._add), grow=[field])
-        lines = [CheckBox(c, c, done, partial(self._tick, c)) for c, done in self.chores.items()]
+        lines = [
+            CheckBox(c, c, is_ticked, partial(self._tick, c))
+            for c, is_ticked in self.chores.items()
+        ]
         view = ScrollView("chores", column(*lines, gap=5))
         return column(entry, view, gap=9, pad=12, grow=[view])
 
-    def judge(self) -> Verdict:
+    def evaluate(self) -> Verdict:
         return compare(self.chores, self.goal)
 
     def solve(self, app: App) -> Action:
         if self.new not in self.chores:
             return fill(app, "new", self.new) or reach(app, "add")
-        wrong = [c for c, done in self.chores.items() if done != self.goal.get(c, done)]
+        wrong = [
+            c for c, is_ticked in self.chores.items() if is_ticked != self.goal.get(c, is_ticked)
+        ]
         return reach(app, wrong[0]) if wrong else finish(app)
 
     def _write(self, text: str) -> None:

@@ -1,7 +1,7 @@
 """Controls described by data, so that forms, settings and wizards are lists of them.
 
-A `Spec` says what is asked for; `build` makes its widgets, `phrase` puts a wanted value into words,
-`other_value` draws one, and `fix` is the oracle's next action towards it.
+A `Spec` describes a control. `build` makes its widgets, `other_value` draws a new value for it, `phrase`
+puts that value into words, and `fix` returns the oracle's next action towards it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LABEL_UNITS = 96.0  # design units of the column of labels
 
 @dataclass(frozen=True)
 class Spec:
-    """One control: what it is called and what it can hold."""
+    """The description of a control: its label, its kind and its values."""
 
     label: str
     kind: Kind
@@ -38,7 +38,7 @@ class Spec:
 
 
 def random_value(spec: Spec, rng: Random) -> Value:
-    """Any value of the control."""
+    """Return any value of the control."""
     if spec.kind in ("check", "toggle"):
         return rng.random() < 0.5
     if spec.kind in ("slider", "stepper"):
@@ -47,19 +47,19 @@ def random_value(spec: Spec, rng: Random) -> Value:
 
 
 def other_value(spec: Spec, value: Value, rng: Random) -> Value:
-    """Return a value that is not the present one."""
+    """Return any value but the present one."""
     if spec.kind == "stepper":
         assert isinstance(value, int)
         near = [v for v in range(value - 3, value + 4) if spec.low <= v <= spec.high and v != value]
         return rng.choice(near)
     while True:
-        drawn = random_value(spec, rng)
-        if drawn != value:
-            return drawn
+        candidate = random_value(spec, rng)
+        if candidate != value:
+            return candidate
 
 
 def phrase(spec: Spec, want: Value) -> str:
-    """Return what to do, in words."""
+    """Return an instruction to set the control to `want`."""
     label = spec.label
     match spec.kind:
         case "check":
@@ -75,7 +75,7 @@ def phrase(spec: Spec, want: Value) -> str:
 
 
 def build(spec: Spec, value: Value, on_change: Callable[[Value], None]) -> Widget:
-    """Return the control with its label, as one line of a panel."""
+    """Return a line of a panel with the label and the control."""
     line = _line(spec, value, on_change)
     for widget in line.walk():
         if widget.name == spec.label:
@@ -118,7 +118,7 @@ def _line(spec: Spec, value: Value, on_change: Callable[[Value], None]) -> Widge
 
 
 def fix(app: App, spec: Spec, value: Value, want: Value) -> Action | None:
-    """Return the oracle's next action on the control; None where it holds `want`."""
+    """Return the oracle's next action on the control; None if its value is `want`."""
     if value == want:
         return None
     name = spec.label

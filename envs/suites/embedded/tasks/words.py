@@ -1,4 +1,4 @@
-"""Words that the lettered screens are filled with."""
+"""The words on lettered screens."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from envs.contract.registry import make_env
 from envs.suites.browsergym.env import BrowsergymEnv
 from envs.suites.browsergym.suite import BrowsergymSuite
 from envs.suites.browsergym.tasks import find_interpreter, make_tasks, need_interpreter
-from envs.suites.miniwob.env import find_pages
-from envs.suites.miniwob.process import find_chromium
+from envs.tools.chromium import find_chromium
+from envs.tools.miniwob_pages import find_pages
 from envs.tools.process_tree import descendants
 from tests.waiting import lives, wait_until
 
@@ -42,10 +42,10 @@ def env() -> Iterator[BrowsergymEnv]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))
         patch.setenv("DART_BROWSERGYM_PACKAGES", "own_tasks")
-        made = BrowsergymSuite().make_env(pause_s=0.0)
-        begin(made, "own.page")  # the process starts here, with these variables
-        yield made
-        made.close()
+        instance = BrowsergymSuite().make_env(pause_s=0.0)
+        begin(instance, "own.page")  # the process starts here, with these variables
+        yield instance
+        instance.close()
 
 
 def begin(env: BrowsergymEnv, name: str, seed: int = 0) -> tuple[Observation, str]:
@@ -88,22 +88,22 @@ def test_a_wrong_text_fails_with_browsergym_s_own_reward(env: BrowsergymEnv) -> 
 def test_an_answer_is_a_message_and_its_reward_a_score(env: BrowsergymEnv) -> None:
     _, goal = begin(env, "own.page")
     assert goal == "Answer."
-    _, reward, ended, _, _ = env.step(Answer(text='it\'s "42"\n'))
+    _, reward, terminated, _, _ = env.step(Answer(text='it\'s "42"\n'))
     verdict = env.evaluate()
-    assert (reward, ended, verdict.outcome, verdict.reward) == (0.5, True, "fail", 0.5)
+    assert (reward, terminated, verdict.outcome, verdict.reward) == (0.5, True, "fail", 0.5)
 
 
 def test_fail_reports_that_the_task_cannot_be_done(env: BrowsergymEnv) -> None:
     begin(env, "own.page")
-    _, reward, ended, _, _ = env.step(Fail())
-    assert (reward, ended, env.evaluate().outcome) == (1.0, True, "pass")
+    _, reward, terminated, _, _ = env.step(Fail())
+    assert (reward, terminated, env.evaluate().outcome) == (1.0, True, "pass")
 
 
 def test_an_image_of_a_goal_stands_below_the_first_screenshot(env: BrowsergymEnv) -> None:
     first, _ = begin(env, "own.image")
     assert (first.width, first.height) == (400, 450)
-    shown = Image.open(io.BytesIO(first.screenshot)).convert("RGB")
-    below = {colour for _, colour in shown.crop((0, 300, 400, 450)).getcolors() or ()}
+    image = Image.open(io.BytesIO(first.screenshot)).convert("RGB")
+    below = {colour for _, colour in image.crop((0, 300, 400, 450)).getcolors() or ()}
     assert below == {(255, 255, 255), (0, 0, 255)}
     second, *_ = env.step(Click(x=200, y=440))  # below the page: it hits nothing
     assert (second.width, second.height) == (400, 300)
@@ -129,7 +129,7 @@ def test_addresses_history_and_tabs_are_those_of_a_browser(env: BrowsergymEnv) -
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"
 
-    def shown(action: Action) -> tuple[int, ...]:
+    def pixels_after(action: Action) -> tuple[int, ...]:
         observation, *_ = env.step(action)
         pixel = Image.open(io.BytesIO(observation.screenshot)).convert("RGB").getpixel((390, 290))
         assert isinstance(pixel, tuple)
@@ -138,15 +138,17 @@ def test_addresses_history_and_tabs_are_those_of_a_browser(env: BrowsergymEnv) -
     green, blue, white = (0, 128, 0), (0, 0, 255), (255, 255, 255)
     try:
         begin(env, "own.page")
-        assert shown(Goto(url=f"{url}/green")) == green
-        assert shown(Goto(url=f"{url}/blue".removeprefix("http://"))) == blue
-        assert shown(KeyPress(keys=["alt", "left"])) == green
-        assert shown(KeyPress(keys=["ctrl", "t"])) == white
-        assert shown(KeyPress(keys=["ctrl", "tab"])) == green
-        assert shown(KeyPress(keys=["ctrl", "2"])) == white
-        assert shown(KeyPress(keys=["ctrl", "w"])) == green
-        assert shown(Goto(url="file:///")) == green
-        assert shown(Goto(url="http://127.0.0.1:1/")) != blue  # an address that does not answer
+        assert pixels_after(Goto(url=f"{url}/green")) == green
+        assert pixels_after(Goto(url=f"{url}/blue".removeprefix("http://"))) == blue
+        assert pixels_after(KeyPress(keys=["alt", "left"])) == green
+        assert pixels_after(KeyPress(keys=["ctrl", "t"])) == white
+        assert pixels_after(KeyPress(keys=["ctrl", "tab"])) == green
+        assert pixels_after(KeyPress(keys=["ctrl", "2"])) == white
+        assert pixels_after(KeyPress(keys=["ctrl", "w"])) == green
+        assert pixels_after(Goto(url="file:///")) == green
+        assert (
+            pixels_after(Goto(url="http://127.0.0.1:1/")) != blue
+        )  # an address that does not answer
     finally:
         server.shutdown()
         server.server_close()
@@ -178,18 +180,18 @@ def test_a_page_that_hangs_is_killed_with_its_browser() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))
         patch.setenv("DART_BROWSERGYM_PACKAGES", "own_tasks")
-        made = BrowsergymSuite().make_env(
+        instance = BrowsergymSuite().make_env(
             pause_s=0.0, deadline_s=1.0, task_options={"hint": " Now."}
         )
-        _, goal = begin(made, "own.page")
+        _, goal = begin(instance, "own.page")
         assert goal == "Answer. Now."
-        assert made.pid is not None
-        folder = Path(psutil.Process(made.pid).environ()["TMPDIR"])
+        assert instance.pid is not None
+        folder = Path(psutil.Process(instance.pid).environ()["TMPDIR"])
         assert list(folder.glob("playwright*"))
-        pids = [made.pid, *descendants(made.pid)]
+        pids = [instance.pid, *descendants(instance.pid)]
         with pytest.raises(EnvError, match=r"click in browsergym/own\.page: no answer in 1 s"):
-            made.step(SPIN)
-        assert made.pid is None
+            instance.step(SPIN)
+        assert instance.pid is None
         wait_until(lambda: not any(map(lives, pids)), "the end of its processes")
         assert not folder.exists()
-        made.close()
+        instance.close()

@@ -109,8 +109,8 @@ def test_every_call_is_one_that_the_program_has() -> None:
         *(Click(x=1, y=1), MouseDown(), MouseUp(), Scroll(x=1, y=1), Type(text="a\n")),
         *(Goto(url="a"), Wait(), Done(), Fail()),
     ]
-    written = {call[0] for action in actions for call in writer.calls_of(action)}
-    assert written | {call[0] for call in MEANINGS.values()} == program.CALLS
+    names = {call[0] for action in actions for call in writer.calls_of(action)}
+    assert names | {call[0] for call in MEANINGS.values()} == program.CALLS
 
 
 @pytest.mark.parametrize(

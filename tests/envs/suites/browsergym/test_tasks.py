@@ -52,12 +52,12 @@ def test_the_known_tasks_are_those_of_the_release() -> None:
 def test_an_interpreter_is_asked_for_its_tasks_once_until_it_changes(tmp_path: Path) -> None:
     python = fake_python(tmp_path, ANSWER)
     cache = tmp_path / "cache"
-    found = [registered_tasks(str(python), cache) for _ in range(2)]
-    assert found[0] == found[1]
+    answers = [registered_tasks(str(python), cache) for _ in range(2)]
+    assert answers[0] == answers[1]
     assert (tmp_path / "asked").read_text() == "asked\n"
     packages = tmp_path / "lib" / "python3.12" / "site-packages"
     packages.mkdir(parents=True)
-    assert registered_tasks(str(python), cache) == found[0]
+    assert registered_tasks(str(python), cache) == answers[0]
     assert (tmp_path / "asked").read_text() == "asked\nasked\n"
 
 
@@ -94,7 +94,7 @@ def test_an_interpreter_that_cannot_be_asked_leaves_the_known_tasks(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("miniwob.click-test", ""),
         ("miniwob.none", "has no task 'miniwob.none' there: install browsergym-miniwob"),
@@ -104,15 +104,15 @@ def test_an_interpreter_that_cannot_be_asked_leaves_the_known_tasks(
     ],
 )  # fmt: skip
 def test_what_a_task_lacks_is_one_line(
-    name: str, said: str, monkeypatch: pytest.MonkeyPatch
+    name: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WA_SHOPPING", raising=False)
     failed = {"browsergym.webarena": "nltk", "browsergym.webarenalite": "other"}
     registered = Registered("0.14.3", ("miniwob.click-test", "webarena.7"), (), failed)
-    found = lacking(registered, [name])
-    assert said in found
-    assert bool(found) == bool(said)
-    assert "\n" not in found
+    missing = lacking(registered, [name])
+    assert message in missing
+    assert bool(missing) == bool(message)
+    assert "\n" not in missing
 
 
 def test_without_an_interpreter_the_cure_is_named(
@@ -129,7 +129,7 @@ def test_without_an_interpreter_the_cure_is_named(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"size": "wide"}, "size must be WIDTHxHEIGHT"),
         ({"pause_s": -1.0}, "pause_s must be greater than or equal to 0"),
@@ -138,8 +138,8 @@ def test_without_an_interpreter_the_cure_is_named(
         ({"task_options": ["a"]}, "task_options must be a valid dictionary"),
     ],
 )
-def test_an_option_that_cannot_be_is_refused(options: dict[str, object], said: str) -> None:
-    with pytest.raises(TaskError, match=said):
+def test_an_option_that_cannot_be_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(TaskError, match=message):
         BrowsergymSuite().make_env(**options)  # type: ignore[arg-type]
 
 

@@ -32,14 +32,14 @@ def scene_of(env: EmbeddedEnv) -> AppScene:
 
 def press(env: EmbeddedEnv, *names: str) -> None:
     for name in names:
-        found = next(each for each in env.elements() if each.name == name)
-        env.step(performing(found, "click")[0])
+        element = next(each for each in env.elements() if each.name == name)
+        env.step(performing(element, "click")[0])
 
 
 def screens(application: str) -> Iterator[tuple[EmbeddedEnv, str]]:
     """Every screen that presses lead to, breadth first."""
     task = FIRST[application]
-    found: dict[str, tuple[Element, ...]] = {}
+    elements: dict[str, tuple[Element, ...]] = {}
     waiting: list[tuple[Element, ...]] = [()]
     while waiting:
         way = waiting.pop(0)
@@ -47,9 +47,9 @@ def screens(application: str) -> Iterator[tuple[EmbeddedEnv, str]]:
         for element in way:
             env.step(performing(element, "click")[0])
         state = env.state()
-        if state.route in found:
+        if state.route in elements:
             continue
-        found[state.route] = way
+        elements[state.route] = way
         waiting += [
             (*way, each)
             for each in env.elements()

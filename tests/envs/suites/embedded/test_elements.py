@@ -21,12 +21,12 @@ def start(suite: str, task: str, seed: int = 0) -> EmbeddedEnv:
     return env
 
 
-def named(env: EmbeddedEnv, name: str) -> Element:
+def element_named(env: EmbeddedEnv, name: str) -> Element:
     return next(each for each in env.elements() if each.name == name)
 
 
 def act(env: EmbeddedEnv, name: str, operation: Operation = "click", text: str = "") -> None:
-    for action in performing(named(env, name), operation, text):
+    for action in performing(element_named(env, name), operation, text):
         env.step(action)
 
 
@@ -101,7 +101,7 @@ def test_a_control_is_called_what_stands_beside_it() -> None:
     env = start("desk", "desk/settings-three")
     act(env, "Sound")
     assert {"Volume", "Alerts", "Output", "Mute"} <= {each.name for each in env.elements()}
-    assert named(env, "Search").actions == ("click", "type")
+    assert element_named(env, "Search").actions == ("click", "type")
 
 
 def test_a_dialog_alone_can_be_reached_and_the_screen_beneath_still_counts() -> None:

@@ -1,4 +1,4 @@
-"""The embedded suites keep the GuiEnv contract, and every template has an exact judge and oracle."""
+"""The embedded suites keep the GuiEnv contract, and every template has an exact evaluator and oracle."""
 
 from __future__ import annotations
 
@@ -131,18 +131,18 @@ def test_done_without_reaching_the_goal_fails(suite: str, action: Action) -> Non
 @pytest.mark.parametrize(("suite", "bound"), [("mini", 0.12), ("desk", 0.02)])
 def test_random_clicks_hardly_ever_pass(suite: str, bound: float) -> None:
     env, rng = embedded(suite, size="168x168"), Random(0)
-    passed = played = 0
+    passed = steps_played = 0
     for task in load_suite(suite).tasks.values():
         for seed in range(10):
             env.reset(seed=seed, options={"task": task})
-            ended, reward = False, 0.0
-            while not ended:
+            is_over, reward = False, 0.0
+            while not is_over:
                 action = Click(x=rng.randrange(168), y=rng.randrange(168))
                 _, reward, terminated, truncated, _ = env.step(action)
-                ended = terminated or truncated
+                is_over = terminated or truncated
             passed += reward == 1.0
-            played += 1
-    assert passed / played < bound
+            steps_played += 1
+    assert passed / steps_played < bound
 
 
 def random_action(rng: Random, width: int, height: int) -> Action:
@@ -172,20 +172,20 @@ def test_no_action_breaks_the_screen_and_the_oracle_still_solves_it(task: Task) 
     width, height = env._size
     for seed in range(4):
         env.reset(seed=seed, options={"task": wide})
-        ended = False
+        is_over = False
         for _ in range(25):
             _, _, terminated, truncated, info = env.step(random_action(rng, width, height))
-            ended = terminated or truncated
-            if ended:
+            is_over = terminated or truncated
+            if is_over:
                 assert info["verdict"].outcome in ("pass", "fail")
                 break
-        if ended or task.id in NOT_UNDONE:
+        if is_over or task.id in NOT_UNDONE:
             continue
         for _ in range(100):
-            _, _, ended, _, info = env.step(env.oracle_action())
-            if ended:
+            _, _, is_over, _, info = env.step(env.oracle_action())
+            if is_over:
                 break
-        assert ended
+        assert is_over
         assert info["verdict"].outcome == "pass", info["verdict"].reason
 
 
@@ -201,7 +201,7 @@ def test_a_click_that_hits_nothing_changes_nothing(suite: str) -> None:
         for point in ((-1, -1), (10_000, 5), (5, 10_000)):
             observation, reward, terminated, _, _ = env.step(Click(x=point[0], y=point[1]))
             assert (observation, reward, terminated) == (first, 0.0, False)
-            if env._ended:
+            if env._has_ended:
                 break
 
 
@@ -213,7 +213,7 @@ def test_a_judge_that_breaks_makes_the_episode_invalid_and_never_a_reward() -> N
     def broken() -> Verdict:
         raise ZeroDivisionError("no such row")
 
-    scene.judge = broken  # type: ignore[method-assign]
+    scene.evaluate = broken  # type: ignore[method-assign]
     verdict = env.evaluate()
     assert verdict.outcome == "invalid"
     assert verdict.reward is None

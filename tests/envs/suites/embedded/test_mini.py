@@ -184,8 +184,10 @@ def test_instructions_are_of_the_closed_vocabulary(task: str) -> None:
 
 
 def test_kinds_that_hide_a_button_share_one_instruction() -> None:
-    asked = ("click", "popup", "menu", "page", "confirm", "tabs", "scroll", "folder")
-    assert {TASKS[f"mini/{kind}"].instruction for kind in asked} == {"click the {colour} button"}
+    kinds_used = ("click", "popup", "menu", "page", "confirm", "tabs", "scroll", "folder")
+    assert {TASKS[f"mini/{kind}"].instruction for kind in kinds_used} == {
+        "click the {colour} button"
+    }
 
 
 # --- grounding --------------------------------------------------------------------------------
@@ -198,7 +200,7 @@ def test_a_grounding_screen_is_the_same_for_the_same_seed() -> None:
 
 
 def test_each_question_has_one_answer_that_is_on_the_screen() -> None:
-    asked, kinds = set(), set()
+    instructions_seen, kinds = set(), set()
     for seed in range(600):
         screen = grounding_screen(seed)
         kinds.add(screen.kind)
@@ -211,8 +213,8 @@ def test_each_question_has_one_answer_that_is_on_the_screen() -> None:
             assert min(box.width, box.height) >= 24
             assert 0 <= box.x0 < box.x1 <= 168
             assert 0 <= box.y0 < box.y1 <= 168
-        asked |= set(instructions)
-    assert asked == set(INSTRUCTIONS)
+        instructions_seen |= set(instructions)
+    assert instructions_seen == set(INSTRUCTIONS)
     assert kinds == set(KINDS)
 
 

@@ -86,9 +86,9 @@ def test_the_arms_of_the_benchmark_show_the_button_in_so_many_last_prompts(
     arm: str, share: Fraction
 ) -> None:
     history = history_of(load_config(CONFIG, ARMS[arm]).policy)
-    seen = []
+    screens = []
     for lag in LAGS:
         for at in range(MOST_BEFORE + 1):
             past = [Turn(text="", screenshot=b"%d" % page) for page in range(at + lag)]
-            seen.append(b"%d" % at in [turn.screenshot for turn in history.visible(past)])
-    assert Fraction(sum(seen), len(seen)) == share
+            screens.append(b"%d" % at in [turn.screenshot for turn in history.visible(past)])
+    assert Fraction(sum(screens), len(screens)) == share

@@ -374,9 +374,9 @@ def test_a_long_text_keeps_the_caret_in_sight() -> None:
     assert b.values["t"] == "a very long text that does not fit"
     field = b.app.find("t")
     assert isinstance(field, TextField)
-    shown, first = field._shown(b.app.ui)
+    text, first = field._visible_text(b.app.ui)
     assert first > 0
-    assert b.values["t"].endswith(shown)
+    assert b.values["t"].endswith(text)
 
 
 KEYS = ("left", "right", "home", "end", "backspace", "delete", "all", "grow", "shrink")

@@ -119,10 +119,10 @@ def test_the_example_s_solution_passes_and_partial_credit_is_its_hits() -> None:
     rewards = [0.0]
     assert env.evaluate().reward == 0.0
     for _ in range(3):
-        _, reward, ended, _, _ = env.step(env.oracle_action())
+        _, reward, terminated, _, _ = env.step(env.oracle_action())
         rewards.append(env.evaluate().reward or 0.0)
         assert reward == 1.0
-    assert (ended, rewards, env.evaluate().outcome) == (True, [0, 1 / 3, 2 / 3, 1], "pass")
+    assert (terminated, rewards, env.evaluate().outcome) == (True, [0, 1 / 3, 2 / 3, 1], "pass")
     with pytest.raises(EnvError, match="the episode is over"):
         env.step(Done())
 
@@ -142,10 +142,10 @@ def test_an_action_that_the_hook_gives_nothing_for_makes_no_step(
     counter: GuiEnv, file: Path
 ) -> None:
     begin(counter, f"gym:{file}:Hooks")
-    _, reward, ended, truncated, info = counter.step(Wait())
-    assert (reward, ended, truncated, info["did_nothing"]) == (0.0, False, False, True)
-    _, reward, ended, _, _ = counter.step(Click(x=3, y=0))
-    assert (reward, ended, counter.evaluate().reason) == (0.5, True, "0.5 False")
+    _, reward, terminated, truncated, info = counter.step(Wait())
+    assert (reward, terminated, truncated, info["did_nothing"]) == (0.0, False, False, True)
+    _, reward, terminated, _, _ = counter.step(Click(x=3, y=0))
+    assert (reward, terminated, counter.evaluate().reason) == (0.5, True, "0.5 False")
     assert counter.evaluate().outcome == "pass"
 
 
@@ -196,20 +196,20 @@ def test_an_error_names_its_place_and_the_next_reset_has_a_new_environment(
 
 
 @pytest.mark.parametrize(
-    ("hooks", "said"),
+    ("hooks", "message"),
     [
         ("Flat", r"hook image: TypeError: wants uint8 \[height, width, 3\], got uint8 \[20, 30\]"),
         ("Encoded", "hook image: TypeError: its bytes are no PNG, JPEG or WebP"),
     ],
 )
-def test_an_image_that_is_none_breaks_the_reset(file: Path, hooks: str, said: str) -> None:
+def test_an_image_that_is_none_breaks_the_reset(file: Path, hooks: str, message: str) -> None:
     env = make_env(f"gym:{file}:{hooks}")
-    with pytest.raises(EnvError, match=said):
+    with pytest.raises(EnvError, match=message):
         begin(env, f"gym:{file}:{hooks}")
 
 
 @pytest.mark.parametrize(
-    ("suite", "hooks", "said"),
+    ("suite", "hooks", "message"),
     [
         ("gym:", "", "gym: name what it is made of, gym:ENV_ID"),
         ("gym:CartPole-v1", "", 'needs hooks: set env.options.hooks = "file.py:MyHooks"'),
@@ -229,10 +229,10 @@ def test_an_image_that_is_none_breaks_the_reset(file: Path, hooks: str, said: st
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(
-    file: Path, suite: str, hooks: str, said: str
+    file: Path, suite: str, hooks: str, message: str
 ) -> None:
     options = {"hooks": f"{file}:{hooks}"} if hooks else {}
     with pytest.raises(TaskError) as refused:
         make_env(suite.format(file=file), **options)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -31,8 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 
 from bus.errors import EnvError
 from envs.contract.actions import Action, Click, action_from_dict, action_to_dict
-from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite, find_pages
+from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite
 from envs.suites.miniwob.tasks import NO_ORACLE, PARTIAL, TASKS
+from envs.tools.miniwob_pages import find_pages
 
 RECORDING = Path(__file__).with_name("replays.json")
 
@@ -103,7 +104,7 @@ def play(
 
 def state_of(env: MiniwobEnv) -> PageState:
     """Return what the page says now."""
-    told = env.told
+    told = env.page_state
     address = "other"
     if told["playing"]:
         address = "fragment" if "#" in env.ask("location.href") else "same"

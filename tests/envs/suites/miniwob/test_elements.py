@@ -8,8 +8,9 @@ import pytest
 
 from bus.errors import MissingPartError
 from envs.contract.elements import Element, Explorable, performing
-from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite, find_pages
-from envs.suites.miniwob.process import find_chromium
+from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite
+from envs.tools.chromium import find_chromium
+from envs.tools.miniwob_pages import find_pages
 
 try:
     find_chromium()
@@ -30,9 +31,9 @@ REACHED = """((x, y) => {
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[MiniwobEnv]:
-    made = MiniwobSuite().make_env(scale=1.5)
-    yield made
-    made.close()
+    instance = MiniwobSuite().make_env(scale=1.5)
+    yield instance
+    instance.close()
 
 
 def begin(env: MiniwobEnv, page: str, seed: int = 3) -> None:
@@ -44,7 +45,7 @@ def press(env: MiniwobEnv, element: Element) -> None:
         env.step(action)
 
 
-def named(env: MiniwobEnv, name: str) -> Element:
+def element_named(env: MiniwobEnv, name: str) -> Element:
     return next(each for each in env.elements() if each.name == name)
 
 
@@ -75,7 +76,7 @@ def test_a_seed_and_a_typed_text_change_no_state(env: MiniwobEnv) -> None:
             states.add(env.state().id)
         assert len(states) == 1
     before = env.state()
-    field = named(env, "Username")
+    field = element_named(env, "Username")
     assert field.actions == ("click", "type")
     for action in performing(field, "type", "somebody"):
         env.step(action)
@@ -92,11 +93,11 @@ def test_pages_and_dialogs_within_a_document_are_states_of_their_own(env: Miniwo
     press(env, rows[0])
     mail = env.state()
     assert "Reply" in {each.name for each in env.elements()}
-    press(env, named(env, "Reply"))
+    press(env, element_named(env, "Reply"))
     reply = env.state()
     assert len({inbox.id, mail.id, reply.id}) == 3
-    press(env, named(env, "left arrow"))
-    press(env, named(env, "left arrow white"))
+    press(env, element_named(env, "left arrow"))
+    press(env, element_named(env, "left arrow white"))
     assert env.state() == inbox
 
 
@@ -115,7 +116,7 @@ def test_a_covered_or_hidden_part_is_no_element(env: MiniwobEnv) -> None:
     names = [each.name for each in env.elements()]
     assert "more" in names
     assert "Embed Tweet" not in names
-    press(env, named(env, "more"))
+    press(env, element_named(env, "more"))
     opened = {each.name for each in env.elements() if each.role == "list item"}
     assert {"Share via DM", "Embed Tweet"} <= opened
     begin(env, "choose-list")

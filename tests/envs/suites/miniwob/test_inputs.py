@@ -29,8 +29,9 @@ from envs.contract.actions import (
     Type,
 )
 from envs.suites.miniwob.browser import HEIGHT, WIDTH
-from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite, find_pages
-from envs.suites.miniwob.process import find_chromium
+from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite
+from envs.tools.chromium import find_chromium
+from envs.tools.miniwob_pages import find_pages
 
 try:
     find_chromium()
@@ -53,9 +54,9 @@ if (first) for (const kind of 'mousedown mousemove mouseup click dblclick keydow
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[MiniwobEnv]:
-    made = MiniwobSuite().make_env(browsers=1)
-    yield made
-    made.close()
+    instance = MiniwobSuite().make_env(browsers=1)
+    yield instance
+    instance.close()
 
 
 class Page:
@@ -91,8 +92,8 @@ def text(env: MiniwobEnv) -> Page:
 
 
 def test_a_click_holds_its_modifiers(text: Page) -> None:
-    heard = text.act(Click(x=80, y=150, modifiers=("ctrl", "shift")))
-    assert heard == [
+    events = text.act(Click(x=80, y=150, modifiers=("ctrl", "shift")))
+    assert events == [
         ["keydown", "ctrl", "Control"],
         ["keydown", "ctrl+shift", "Shift"],
         ["mousedown", "ctrl+shift", 0, 1, 80, 150],
@@ -104,10 +105,10 @@ def test_a_click_holds_its_modifiers(text: Page) -> None:
 
 
 def test_a_key_stays_down_for_the_actions_that_follow(text: Page) -> None:
-    heard = text.act(
+    events = text.act(
         KeyDown(key="ctrl"), Click(x=80, y=150, modifiers=("ctrl",)), KeyUp(key="ctrl")
     )
-    kinds = [(event[0], event[1]) for event in heard]
+    kinds = [(event[0], event[1]) for event in events]
     assert kinds == [
         ("keydown", "ctrl"),
         ("mousedown", "ctrl"),
@@ -136,9 +137,9 @@ def test_three_clicks_select_the_line(text: Page) -> None:
 def test_a_button_is_held_from_its_press_to_its_release(
     text: Page, button: Any, number: int, bit: int
 ) -> None:
-    heard = text.act(MouseDown(x=20, y=180, button=button), Move(x=60, y=180), Move(x=60, y=200))
-    assert heard[0] == ["mousedown", "", number, bit, 20, 180]
-    moved = heard[1:]
+    events = text.act(MouseDown(x=20, y=180, button=button), Move(x=60, y=180), Move(x=60, y=200))
+    assert events[0] == ["mousedown", "", number, bit, 20, 180]
+    moved = events[1:]
     assert {event[0] for event in moved} == {"mousemove"}
     assert {event[3] for event in moved} == {bit}
     assert len(moved) > 4  # in strides: pages follow the path
@@ -149,10 +150,10 @@ def test_a_button_is_held_from_its_press_to_its_release(
 
 
 def test_a_drag_with_the_right_button_holds_the_right_button(text: Page) -> None:
-    heard = text.act(Drag(path=[(20, 180), (60, 180), (60, 200)], button="right"))
-    assert heard[0] == ["mousedown", "", 2, 2, 20, 180]
-    assert ["mousemove", "", 0, 2, 60, 180] in heard
-    assert ["mouseup", "", 2, 0, 60, 200] in heard
+    events = text.act(Drag(path=[(20, 180), (60, 180), (60, 200)], button="right"))
+    assert events[0] == ["mousedown", "", 2, 2, 20, 180]
+    assert ["mousemove", "", 0, 2, 60, 180] in events
+    assert ["mouseup", "", 2, 0, 60, 200] in events
 
 
 @pytest.mark.parametrize("keys", [("ctrl",), ("shift",), ("alt",), ("meta",), ()])
@@ -172,8 +173,8 @@ def test_what_an_episode_left_down_is_released(env: MiniwobEnv, end: str) -> Non
     page.act(KeyDown(key="ctrl"), KeyDown(key="a"), MouseDown(x=80, y=150, button="right"))
     if end == "end of the episode":
         env.step(Done())
-        heard = page.value("heard.splice(0)")
-        assert [event[:3] for event in heard if event[0] != "mousemove"] == [
+        events = page.value("heard.splice(0)")
+        assert [event[:3] for event in events if event[0] != "mousemove"] == [
             ["mouseup", "ctrl", 2],
             ["keyup", "ctrl", "a"],
             ["keyup", "", "Control"],

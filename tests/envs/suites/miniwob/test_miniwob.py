@@ -38,14 +38,10 @@ from envs.contract.actions import (
 from envs.contract.base import GuiEnv, Observation, Solvable
 from envs.contract.registry import check_parts, make_env
 from envs.suites.miniwob.browser import SPARE_PAGES
-from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite, find_pages
-from envs.suites.miniwob.process import (
-    PROFILE_PREFIX,
-    BrowserProcess,
-    find_chromium,
-    remove_stale_profiles,
-)
+from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite
 from envs.suites.miniwob.tasks import TASKS
+from envs.tools.chromium import PROFILE_PREFIX, BrowserProcess, find_chromium, remove_stale_profiles
+from envs.tools.miniwob_pages import find_pages
 from tests.waiting import until, wait_until
 
 try:
@@ -59,9 +55,9 @@ STEADY = ("click-test", "click-tab-2", "enter-text", "use-slider", "social-media
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[MiniwobEnv]:
-    made = MiniwobSuite().make_env()
-    yield made
-    made.close()
+    instance = MiniwobSuite().make_env()
+    yield instance
+    instance.close()
 
 
 def begin(env: MiniwobEnv, page: str, seed: int = 7) -> Observation:
@@ -205,13 +201,13 @@ def test_a_page_that_crashed_while_unused_costs_no_episode() -> None:
     env = MiniwobSuite().make_env()
     try:
         begin(env, "click-test")
-        kept = env._page
+        page_before = env._page
         begin(env, "enter-text")
-        assert kept is not None
+        assert page_before is not None
         with pytest.raises(EnvError):
-            kept._session.call("Page.crash")
+            page_before._session.call("Page.crash")
         first = begin(env, "click-test")
-        assert env._page is not kept
+        assert env._page is not page_before
         assert first.screenshot == begin(env, "click-test").screenshot
     finally:
         env.close()
@@ -503,7 +499,7 @@ def test_a_profile_removed_as_stale_while_it_is_made_is_made_again(
             next(locks, lambda: None)()  # as another process does meanwhile
         lock(descriptor, how)
 
-    monkeypatch.setattr("envs.suites.miniwob.process.fcntl.flock", late)
+    monkeypatch.setattr("envs.tools.chromium.fcntl.flock", late)
     browser = BrowserProcess(find_chromium(), 1.0)
     assert next(locks, None) is None
     try:
@@ -532,8 +528,8 @@ def test_a_browser_that_cannot_be_started_leaves_no_descriptor_open(tmp_path: Pa
 def test_a_missing_browser_names_the_install_step(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "chromium")
     env = MiniwobSuite().make_env(chromium=nowhere)
-    told = "apt install chromium-headless-shell"
-    with closing(env), pytest.raises(MissingPartError, match=told):
+    message = "apt install chromium-headless-shell"
+    with closing(env), pytest.raises(MissingPartError, match=message):
         begin(env, "click-test")
     with pytest.raises(MissingPartError, match="apt install"):
         check_parts("miniwob", {"chromium": nowhere})
@@ -567,11 +563,11 @@ def test_a_program_that_is_not_a_browser_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", ["social-media-all", "email-inbox", "daily-calendar"])
 def test_the_first_scroll_after_a_page_was_loaded_is_in_the_next_screenshot(page: str) -> None:
-    made = MiniwobSuite().make_env(step_ms=0)
-    with closing(made):
+    instance = MiniwobSuite().make_env(step_ms=0)
+    with closing(instance):
         for seed in range(3):
-            before = begin(made, page, seed)
-            after = made.step(Scroll(x=80, y=150, dx=0, dy=2))[0]
-            later = [made.step(Wait(seconds=0))[0].screenshot for _ in range(4)]
+            before = begin(instance, page, seed)
+            after = instance.step(Scroll(x=80, y=150, dx=0, dy=2))[0]
+            later = [instance.step(Wait(seconds=0))[0].screenshot for _ in range(4)]
             assert after.screenshot != before.screenshot
             assert set(later) == {after.screenshot}

@@ -11,8 +11,9 @@ import pytest
 
 from bus.errors import MissingPartError
 from envs.contract.actions import Click
-from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite, find_pages
-from envs.suites.miniwob.process import find_chromium
+from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite
+from envs.tools.chromium import find_chromium
+from envs.tools.miniwob_pages import find_pages
 
 try:
     find_chromium()
@@ -41,9 +42,9 @@ FARAMA: dict[str, dict[int, str]] = {
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[MiniwobEnv]:
-    made = MiniwobSuite().make_env()
-    yield made
-    made.close()
+    instance = MiniwobSuite().make_env()
+    yield instance
+    instance.close()
 
 
 @pytest.mark.parametrize("page", FARAMA)

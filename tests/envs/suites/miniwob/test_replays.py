@@ -22,6 +22,11 @@ from tests.envs.suites.miniwob.replays import (
     disagreements,
     replay,
 )
+from bus.errors import MissingPartError
+from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite
+from envs.suites.miniwob.tasks import PARTIAL, TASKS
+from envs.tools.chromium import find_chromium
+from envs.tools.miniwob_pages import find_pages
 
 try:
     find_chromium()
@@ -35,9 +40,9 @@ EPISODES: list[dict[str, Any]] = RECORDED["episodes"]
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[MiniwobEnv]:
-    made = MiniwobSuite().make_env(browsers=1)
-    yield made
-    made.close()
+    instance = MiniwobSuite().make_env(browsers=1)
+    yield instance
+    instance.close()
 
 
 def rewarded(episode: dict[str, Any]) -> bool:

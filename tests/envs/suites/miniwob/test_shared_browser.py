@@ -29,8 +29,8 @@ def test_a_slot_that_has_left_does_not_wait_for_a_browser_and_starts_none(
     binary.chmod(0o755)
     host = BrowserHost(lambda: binary, lambda: tmp_path, 1.0, "png", 60.0)
     host.join()
-    told: list[SharedWait | None] = []
-    call = PendingCall(told.append)
+    waits: list[SharedWait | None] = []
+    call = PendingCall(waits.append)
 
     def in_a_call() -> None:
         with answering(call):
@@ -40,7 +40,7 @@ def test_a_slot_that_has_left_does_not_wait_for_a_browser_and_starts_none(
         first = pool.submit(host.browser)
         wait_until(starts.exists)
         second = pool.submit(in_a_call)
-        wait_until(lambda: told)
+        wait_until(lambda: waits)
         call.given_up.set()
         with pytest.raises(GivenUpError):
             second.result()
@@ -48,6 +48,6 @@ def test_a_slot_that_has_left_does_not_wait_for_a_browser_and_starts_none(
         (tmp_path / "end").touch()
         with pytest.raises(EnvError, match="did not start"):
             first.result()
-    assert told == [SharedWait("the start of a shared browser", 248.0), None]
+    assert waits == [SharedWait("the start of a shared browser", 248.0), None]
     assert starts.read_text() == "started\n"
     host.leave()

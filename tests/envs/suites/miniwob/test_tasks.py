@@ -14,8 +14,7 @@ from bus.errors import MissingPartError, TaskError
 from envs.contract.actions import Action, Click, Wait
 from envs.contract.base import GuiEnv
 from envs.contract.registry import select_tasks
-from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite, find_pages
-from envs.suites.miniwob.process import find_chromium
+from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite
 from envs.suites.miniwob.tasks import (
     LEFT_OUT,
     NO_ORACLE,
@@ -27,6 +26,8 @@ from envs.suites.miniwob.tasks import (
     TASKS,
     THRESHOLDS,
 )
+from envs.tools.chromium import find_chromium
+from envs.tools.miniwob_pages import find_pages
 
 try:
     find_chromium()
@@ -39,9 +40,9 @@ PAGE = Path(__file__).parents[4] / "docs" / "environments" / "miniwob.md"
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[MiniwobEnv]:
-    made = MiniwobSuite().make_env()
-    yield made
-    made.close()
+    instance = MiniwobSuite().make_env()
+    yield instance
+    instance.close()
 
 
 def begin(env: GuiEnv, page: str, seed: int) -> None:
@@ -126,16 +127,16 @@ def test_every_light_of_simon_says_is_on_a_screen(env: MiniwobEnv) -> None:
 
 @pytest.mark.parametrize(("metric", "outcome"), [("threshold", "fail"), ("published", "pass")])
 def test_the_published_metric_passes_every_reward_above_0(metric: str, outcome: str) -> None:
-    made = MiniwobSuite().make_env(metric=metric)  # type: ignore[arg-type]
+    instance = MiniwobSuite().make_env(metric=metric)  # type: ignore[arg-type]
     try:
-        begin(made, "find-greatest", 0)
-        assert made._page is not None
-        made._page.evaluate("core.endEpisode(0.1, true), 0")
-        made.step(Wait(seconds=0))
-        assert made.evaluate().outcome == outcome
-        begin(made, "find-greatest", 0)
-        made._page.evaluate("core.endEpisode(0, true), 0")
-        made.step(Wait(seconds=0))
-        assert made.evaluate().outcome == "fail"
+        begin(instance, "find-greatest", 0)
+        assert instance._page is not None
+        instance._page.evaluate("core.endEpisode(0.1, true), 0")
+        instance.step(Wait(seconds=0))
+        assert instance.evaluate().outcome == outcome
+        begin(instance, "find-greatest", 0)
+        instance._page.evaluate("core.endEpisode(0, true), 0")
+        instance.step(Wait(seconds=0))
+        assert instance.evaluate().outcome == "fail"
     finally:
-        made.close()
+        instance.close()

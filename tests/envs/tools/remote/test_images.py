@@ -25,8 +25,8 @@ def pixels_in(observation) -> np.ndarray:
 
 
 def test_an_image_in_base64_stays_as_it_is():
-    seen = from_text(base64.b64encode(png(5, 3)).decode(), "here")
-    assert (seen.screenshot, seen.media_type, seen.width, seen.height) == (
+    observation = from_text(base64.b64encode(png(5, 3)).decode(), "here")
+    assert (observation.screenshot, observation.media_type, observation.width, observation.height) == (
         png(5, 3), "image/png", 5, 3,
     )  # fmt: skip
 
@@ -112,10 +112,12 @@ def test_pixels_are_encoded_without_loss():
 
 
 def test_a_flat_list_takes_its_shape_from_the_reply():
-    seen = from_numbers(list(range(24)), [4, 2, 3], "here")
-    np.testing.assert_array_equal(pixels_in(seen), np.arange(24).reshape(4, 2, 3))
+    observation = from_numbers(list(range(24)), [4, 2, 3], "here")
+    np.testing.assert_array_equal(pixels_in(observation), np.arange(24).reshape(4, 2, 3))
     cut = CutNumbers(b"", np.arange(24, dtype=np.uint8))
-    np.testing.assert_array_equal(pixels_in(cut.observation([4, 2, 3], "here")), pixels_in(seen))
+    np.testing.assert_array_equal(
+        pixels_in(cut.observation([4, 2, 3], "here")), pixels_in(observation)
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ A, B, C = (Address("box", port) for port in (1, 2, 3))
 
 def test_slots_are_spread_over_the_servers():
     servers = SharedServers([A, B, C])
-    taken = []
+    addresses = []
     for _ in range(6):
-        taken.append(servers.in_order()[0])
-        servers.took(taken[-1])
-    assert sorted(taken, key=lambda each: each.port) == [A, A, B, B, C, C]
+        addresses.append(servers.in_order()[0])
+        servers.took(addresses[-1])
+    assert sorted(addresses, key=lambda each: each.port) == [A, A, B, B, C, C]
     servers.gave_back(B)
     assert servers.in_order()[0] == B
 
@@ -31,8 +31,8 @@ def test_a_server_that_failed_comes_last_until_it_serves_again():
 
 
 def test_a_pause_is_a_wait_in_a_queue_which_ends_with_its_slot():
-    told = []
-    call = PendingCall(told.append)
+    waits = []
+    call = PendingCall(waits.append)
     retry = Retry(1000)
     with answering(call):
         call.given_up.set()
@@ -40,7 +40,7 @@ def test_a_pause_is_a_wait_in_a_queue_which_ends_with_its_slot():
             retry.again()
         call.given_up.clear()
         assert Retry(0.01).again()
-    assert told == [SharedWait("a server that is down or full", 0.01), None]
+    assert waits == [SharedWait("a server that is down or full", 0.01), None]
 
 
 def test_pauses_grow_to_a_bound_and_end():

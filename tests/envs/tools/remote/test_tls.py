@@ -74,8 +74,8 @@ def test_a_websocket_over_tls_is_believed_by_its_certificate_alone():
     def answer(connection):
         connection.recv()
         token = connection.request.headers["Authorization"]
-        seen = {"observation": {"token": token}, "reward": None, "done": False}
-        connection.send(json.dumps({"type": "observation", "data": seen}))
+        reply = {"observation": {"token": token}, "reward": None, "done": False}
+        connection.send(json.dumps({"type": "observation", "data": reply}))
 
     more = {"connect_s": 30.0, "reply_mb": 1, "numbers": None}
     with serve(answer, "127.0.0.1", 0, ssl=of_server()) as server, running(server) as address:

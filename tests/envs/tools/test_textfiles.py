@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.contract.textfiles import lines_of, read_text, why
+from envs.tools.textfiles import lines_of, read_text, why
 
 TEXT = 'name = "Zoë"\n\n[run]\nseed = 1\n'
 ENCODINGS = {
@@ -63,5 +63,5 @@ def test_why_a_file_cannot_be_read_is_told_with_its_own_cure(tmp_path: Path) -> 
         json.loads("[1,\n 2,]")
     assert why(broken.value, "mend it").endswith("at line 2, column 4; mend it")
     denied = PermissionError(13, "Permission denied")
-    told = "cannot be read: Permission denied; give this user the right to it"
-    assert why(denied, "mend it") == told
+    message = "cannot be read: Permission denied; give this user the right to it"
+    assert why(denied, "mend it") == message

@@ -8,11 +8,11 @@ from random import Random
 import pytest
 
 from dart_cli.explore.graph import Edge, Outcome, Screen
-from dart_cli.explore.graph_statistics import paths_from, steady, tried
+from dart_cli.explore.paths import paths_from, steady, tried
 from dart_cli.explore.phrasing import (
     descriptive,
     labels_of,
-    named,
+    names_of,
     outcome,
     spoken,
     title_of,
@@ -42,7 +42,7 @@ def test_paths_are_as_short_as_any_walk_finds(seed: int) -> None:
     names = "abcdef"
     edges = [edge(at, rng.choice(names), f"{at}", rng.choice(names)) for at in range(1, 12)]
     edges = [each for each in edges if each.before != each.after]
-    found = paths_from("a", steady(edges))
+    paths = paths_from("a", steady(edges))
     moves = {(each.before, each.after) for each in edges}
     for target in names[1:]:
         shortest = next(
@@ -54,9 +54,9 @@ def test_paths_are_as_short_as_any_walk_finds(seed: int) -> None:
             ),
             None,
         )
-        assert (len(found[target]) if target in found else None) == shortest
-        if target in found:
-            path = found[target]
+        assert (len(paths[target]) if target in paths else None) == shortest
+        if target in paths:
+            path = paths[target]
             ends = pairwise(path)
             assert all(one.after == other.before for one, other in ends)
             assert (path[0].before, path[-1].after) == ("a", target)
@@ -95,7 +95,7 @@ def test_an_element_is_asked_for_by_its_name_and_role(role: str, name: str, firs
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "whole", "told"),
+    ("before", "after", "whole", "query"),
     [
         (screen("1", "Mail"), screen("2", "Mail > New"), True, 'go to "Mail > New"'),
         (screen("1", "a:1", "A"), screen("2", "b:1", "A B C D"), True, 'show "B" and "C"'),
@@ -106,25 +106,25 @@ def test_an_element_is_asked_for_by_its_name_and_role(role: str, name: str, firs
     ],
 )
 def test_an_outcome_is_told_by_what_is_new(
-    before: Screen, after: Screen, whole: bool, told: str
+    before: Screen, after: Screen, whole: bool, query: str
 ) -> None:
-    shows, had = named(after.elements), named(before.elements)
+    shows, had = names_of(after.elements), names_of(before.elements)
     other = Element("icon", "Z", (0, 0, 9, 9), ("click",), "9")
-    assert outcome(before, after, other, shows=shows, had=had, whole=whole) == told
+    assert outcome(before, after, other, shows=shows, had=had, whole=whole) == query
 
 
 def test_an_outcome_never_names_the_element_itself() -> None:
     inbox, sent = screen("1", "mail/Inbox", "Sent New"), screen("2", "mail/Sent", "Sent Old Ann")
 
-    def told(name: str) -> str:
+    def phrase_for(name: str) -> str:
         element = Element("item", name, (0, 0, 9, 9), ("click",), "0")
-        names = {"shows": named(sent.elements), "had": named(inbox.elements)}
+        names = {"shows": names_of(sent.elements), "had": names_of(inbox.elements)}
         return outcome(inbox, sent, element, **names)
 
-    assert told("letters") == 'go to "Sent"'
-    assert told("sent") == 'show "Old" and "Ann"'
+    assert phrase_for("letters") == 'go to "Sent"'
+    assert phrase_for("sent") == 'show "Old" and "Ann"'
     inbox, sent = screen("1", "Mail", "New"), screen("2", "Mail", "Old Ann")
-    assert told("old") == 'show "Ann"'
+    assert phrase_for("old") == 'show "Ann"'
 
 
 @pytest.mark.parametrize(
@@ -164,18 +164,18 @@ def test_a_goal_is_true_of_its_screens_alone_and_never_of_the_start() -> None:
         screen("m", "Mail > New", "Menu To Send"),
     )
     other = screen("o", "Mail", "Sort", application="b")
-    ended = screen("e", "Mail > New", "", ended=True)
-    known = [start, list_, new, send, other, ended]
+    last = screen("e", "Mail > New", "", ended=True)
+    screens = [start, list_, new, send, other, last]
 
     def goal(each: Screen, path: list[Edge] | None = None) -> tuple[str, str] | None:
-        found = next(iter(goals_of(each, start, known, path or [])), None)
+        found = next(iter(goals_of(each, start, screens, path or [])), None)
         return found and (found.text, "".join(one.id for one in found.screens))
 
     assert goal(list_) == ('go to the screen that shows "Sort"', "l")
     assert goal(send) == ('go to the screen that shows "Send"', "m")
     assert goal(new) == ('go to "Mail > New"', "nm")  # two screens fit, and either will do
     plain = screen("p", "Mail", "Menu")
-    known.append(plain)
+    screens.append(plain)
     assert goal(plain) is None
     steps = [edge(1, "s", "Menu", "l"), edge(2, "l", "Sort", "p")]
     assert goal(plain, steps) == ('click the "Menu" button, then click the "Sort" button', "p")

@@ -10,8 +10,8 @@ from bus.errors import EnvError, TaskError
 from dart_cli.env import calls
 from dart_cli.language.coordinates import make_coordinate_map
 from envs.contract.base import Observation
+from envs.contract.observed_texts import Widget, bounded, outline, prompt_text
 from envs.contract.registry import check_observe, check_options, make_env
-from envs.contract.screenshots import Widget, bounded, outline, prompt_text
 from envs.suites.osworld.accessibility import outline_of
 
 TREE = """<desktop-frame
@@ -84,8 +84,8 @@ class Shows:
     def step(self, _action: object) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         screen = self._screen
         size = screen.width, screen.height
-        shown = Observation(screen.screenshot, screen.media_type, *size, self._texts)
-        return shown, 0.0, False, False, {}
+        observation = Observation(screen.screenshot, screen.media_type, *size, self._texts)
+        return observation, 0.0, False, False, {}
 
 
 @pytest.mark.parametrize("texts", ["plain", {"radio": "x"}, {"terminal": b"x"}])

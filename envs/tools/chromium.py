@@ -1,10 +1,10 @@
-"""A headless Chromium process: find, start, talk to through a pipe, end and clean up.
+"""A headless Chromium process with its own profile: found, started, used through a pipe, ended.
 
-find_chromium           the binary, or the install step
-BrowserProcess          one process group with a fresh profile folder
-make_profile            a fresh folder with a lock, for as long as this process lives
-remove_profile          the end of one
-remove_stale_profiles   folders left behind by killed owners
+find_chromium           finds the binary, or raises an error with the install step
+BrowserProcess          one browser with its process group and a new profile folder
+make_profile            makes a new folder with a lock that lasts as long as this process
+remove_profile          removes such a folder
+remove_stale_profiles   removes folders whose owners were killed
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from bus.errors import EnvError, MissingPartError
 logger = logging.getLogger(__name__)
 
 BINARY = "/usr/lib/chromium/chromium-headless-shell"
-"""Debian's. /usr/bin holds a script, a process between us and the browser; the full browser cannot
-draw on command."""
+"""Debian's binary. The one in /usr/bin is a script, which would be a process between this one and the
+browser. The full browser cannot draw on command."""
 
 FLAGS = (
     "--headless",
@@ -50,9 +50,9 @@ FLAGS = (
     "--allow-file-access-from-files",  # page.js reads which images the style sheets name
     # No task needs the network: no name resolves, so that none can depend on it.
     "--host-resolver-rules=MAP * ~NOTFOUND",
-    # A frame is drawn only for a screenshot, and then whole: see TaskPage.look.
+    # A frame is drawn only for a screenshot, and then completely: see TaskPage.look of suite miniwob.
     "--run-all-compositor-stages-before-draw",
-    "--disable-partial-raster",  # else remains of the frame before show at rounded edges
+    "--disable-partial-raster",  # otherwise remains of the previous frame show at rounded edges
     "--disable-threaded-animation",
     "--disable-threaded-scrolling",
     "--disable-checker-imaging",
@@ -65,17 +65,17 @@ _THEIR_IN, _THEIR_OUT = 3, 4  # descriptors that --remote-debugging-pipe reads f
 _CLOSE_DEADLINE_S = 5.0
 
 
-def find_chromium(named: str = "") -> Path:
-    """Return the browser's binary: `named`, or Debian's. Raises MissingPartError with the install step."""
-    place = named or BINARY
+def find_chromium(path: str = "") -> Path:
+    """Return the browser's binary: `path`, or Debian's. Raises MissingPartError with the install step."""
+    place = path or BINARY
     if os.access(place, os.X_OK) and Path(place).is_file():
         return Path(place)
-    cure = "set env.options.chromium to its binary" if named else "or set env.options.chromium"
-    raise MissingPartError(f"no Chromium at {place}: apt install chromium-headless-shell, {cure}")
+    fix = "set env.options.chromium to its binary" if path else "or set env.options.chromium"
+    raise MissingPartError(f"no Chromium at {place}: apt install chromium-headless-shell, {fix}")
 
 
 class BrowserProcess:
-    """A browser in a session of its own; `flags` come after ours and override them.
+    """A browser in its own session; `flags` come after FLAGS and override them.
 
     Raises EnvError if it cannot be started.
     """
@@ -84,7 +84,7 @@ class BrowserProcess:
         remove_stale_profiles()
         self._writing = threading.Lock()
         self._ending = threading.Lock()
-        self._how = ""  # it ended
+        self._how = ""  # how the browser ended; empty while it runs
         self._closed = False
         self._profile, self._lock = make_profile()
         their_in, self._to = _pipe()
@@ -113,14 +113,14 @@ class BrowserProcess:
             os.close(their_out)
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes from the browser; b"" once, when it has ended."""
+        """Return the next bytes from the browser; b"" once it has ended."""
         block = os.read(self._from, size)
         if not block:
             os.close(self._from)
         return block
 
     def write(self, message: bytes, deadline_s: float) -> None:
-        """Send it bytes. Raises EnvError if it ended, or does not read for `deadline_s`."""
+        """Send bytes to the browser. Raises EnvError if it has ended, or does not read for `deadline_s`."""
         until, rest = time.monotonic() + deadline_s, memoryview(message)
         if not self._writing.acquire(timeout=deadline_s):
             raise EnvError(f"Chromium did not read for {deadline_s:g} s")
@@ -136,7 +136,7 @@ class BrowserProcess:
             self._writing.release()
 
     def last_words(self) -> str:
-        """Return the last line of its log, if any."""
+        """Return the last line of the browser's log; empty if there is none."""
         with suppress(OSError):
             lines = (self._profile / _LOG).read_text(errors="replace").split("\n")
             return next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -144,25 +144,25 @@ class BrowserProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the browser itself lives; its end of the pipe may live on in its children."""
+        """Whether the browser process itself lives; its children may keep its end of the pipe open."""
         with self._ending:
             if self._how:
                 return False
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def end(self) -> str:
-        """Kill its remaining processes; returns how the browser ended."""
+        """Kill the remaining processes of the browser, and return how it ended, e.g. `signal 9`."""
         with self._ending:
             if self._how:
                 return self._how
-            # Before it is reaped: until then no other process can get its id or that of the group.
+            # Kill before reaping: until then no other process can get the id of the browser or of its group.
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self._how = _reap(self.pid)
             return self._how
 
     def close(self) -> None:
-        """End all its processes and remove its profile; may be called twice."""
+        """End all processes of the browser and remove its profile; may be called twice."""
         self.end()
         with self._writing:
             if self._closed:
@@ -177,12 +177,12 @@ class BrowserProcess:
 
 
 def remove_stale_profiles() -> None:
-    """Remove the profiles of dead owners: their locks are free."""
+    """Remove the profiles whose owners have died, which are those with a free lock."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PROFILE_PREFIX}*"):
         try:
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
-            continue  # being made or removed by its owner, or another user's
+            continue  # its owner is making or removing it, or it belongs to another user
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove_profile(folder)
@@ -193,7 +193,7 @@ def remove_stale_profiles() -> None:
 
 
 def make_profile() -> tuple[Path, int]:
-    """Return a fresh folder and its lock, held for as long as this process lives."""
+    """Return a new folder and the descriptor of its lock, which lasts as long as this process."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PROFILE_PREFIX))
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -204,14 +204,14 @@ def make_profile() -> tuple[Path, int]:
 
 
 def _command(binary: Path, profile: Path, scale: float) -> list[str]:
-    # Its sandbox does not work for root; for other users it stays on.
+    # The sandbox does not work for root; for other users it stays on.
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     own = [f"--force-device-scale-factor={scale:g}", f"--user-data-dir={profile}"]
     return [str(binary), *FLAGS, *sandbox, *own]
 
 
 def _pipe() -> tuple[int, int]:
-    """Return the ends of a pipe, (read, write), at descriptors that the browser's own cannot collide with."""
+    """Return the ends of a pipe, (read, write), at descriptors above those that the browser uses."""
     ends = os.pipe()
     high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
     for end in ends:
@@ -220,11 +220,11 @@ def _pipe() -> tuple[int, int]:
 
 
 def _reap(pid: int) -> str:
-    """Wait for the end of our child; how it ended."""
+    """Wait for the end of the browser process, and return how it ended."""
     until = time.monotonic() + _CLOSE_DEADLINE_S
     while time.monotonic() < until:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended == pid:
+        ended_pid, status = os.waitpid(pid, os.WNOHANG)
+        if ended_pid == pid:
             code = os.waitstatus_to_exitcode(status)
             return f"signal {-code}" if code < 0 else f"exit code {code}"
         time.sleep(0.005)
@@ -233,7 +233,7 @@ def _reap(pid: int) -> str:
 
 
 def remove_profile(folder: Path) -> None:
-    """Remove a profile; its last processes may still be writing to it."""
+    """Remove a profile, repeatedly, since the last processes of its browser may still write to it."""
     for _ in range(10):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
