@@ -31,7 +31,7 @@ from pydantic import Field
 from bus.endpoints import make_private_dir
 from bus.errors import RunDirectoryError, UserError
 from dart_cli.runtime.sqlite_file import Mode, SqliteFile
-from dart_cli.runtime.work_folder import SETTINGS, KeptFolder, KeptSettings, refuse_foreign
+from dart_cli.runtime.work_folder import SETTINGS, WorkFolder, WorkSettings, refuse_foreign
 from envs.contract.blobs import content_hash, image_suffix
 from envs.contract.elements import Element, Operation, ScreenState, element_from_dict
 
@@ -98,7 +98,7 @@ CREATE TABLE starts (
 """
 
 
-class ExploreSettings(KeptSettings):
+class ExploreSettings(WorkSettings):
     """The settings of an exploration."""
 
     what: ClassVar = "exploration"
@@ -292,7 +292,7 @@ class Graph(GraphReader):
     def __init__(self, folder: Path, settings: ExploreSettings) -> None:
         refuse_foreign(folder, settings)
         make_private_dir(folder)
-        self._settings_folder = KeptFolder(folder, settings)
+        self._settings_folder = WorkFolder(folder, settings)
         try:
             make_private_dir(folder / SCREENS)
             super().__init__(folder, "rwc")

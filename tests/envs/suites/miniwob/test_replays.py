@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from bus.errors import MissingPartError
-from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite, find_pages
-from envs.suites.miniwob.process import find_chromium
+from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite
 from envs.suites.miniwob.tasks import PARTIAL, TASKS
+from envs.tools.chromium import find_chromium
+from envs.tools.miniwob_pages import find_pages
 from tests.envs.suites.miniwob.replays import (
     FRAGMENTS,
     OURS_ALONE,
@@ -22,11 +23,6 @@ from tests.envs.suites.miniwob.replays import (
     disagreements,
     replay,
 )
-from bus.errors import MissingPartError
-from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite
-from envs.suites.miniwob.tasks import PARTIAL, TASKS
-from envs.tools.chromium import find_chromium
-from envs.tools.miniwob_pages import find_pages
 
 try:
     find_chromium()
