@@ -66,7 +66,7 @@ async def play_actions(
         acted.reset_s = time.monotonic() - began - env.queued_s
         acted.screenshot = screen.screenshot
         watch(None, screen, acted.instruction)
-        if (already := already_true(task, await env.judge_start())) is not None:
+        if (already := already_true(task, await env.evaluate_start())) is not None:
             acted.true_at_reset = True
             return ended(Verdict("invalid", already))
         stop: StopReason = "step_limit"

@@ -66,7 +66,7 @@ class Scripted:
     async def reset(self, task: Task, seed: int) -> tuple[Observation, str]:
         return screen(0, self._texts), "pick <|image_pad|> red"
 
-    async def judge_start(self) -> Verdict | None:
+    async def evaluate_start(self) -> Verdict | None:
         return None
 
     async def step(self, action: Action) -> StepResult:

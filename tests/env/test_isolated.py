@@ -85,7 +85,7 @@ async def test_it_plays_as_one_in_a_thread_does() -> None:
     )
     screen, info = plain.reset(seed=5, options={"task": task})
     assert await env.reset(task, 5) == (screen, info["instruction"])
-    assert await env.judge_start() == plain.evaluate()
+    assert await env.evaluate_start() == plain.evaluate()
     for _ in range(2):
         action, hint = await env.solve()
         assert (action, hint) == (plain.oracle_action(), plain.oracle_hint())  # type: ignore[attr-defined]

@@ -130,9 +130,9 @@ async def test_a_place_at_the_judge_is_a_wait_of_its_own(monkeypatch: pytest.Mon
         for reported in ((), (waits, timer))
     ]
     evidence = judge.evidence("click", SCREEN.screenshot)
-    first = asyncio.create_task(envs[0]._asked(evidence, "missing"))
+    first = asyncio.create_task(envs[0]._ask_judge(evidence, "missing"))
     assert await asked.get() == "idle"
-    second = asyncio.create_task(envs[1]._asked(evidence, "missing"))
+    second = asyncio.create_task(envs[1]._ask_judge(evidence, "missing"))
     await until(lambda: timer.phase == "queueing")
     assert asked.empty()
     answers.set()

@@ -303,7 +303,7 @@ async def test_without_work_slots_ask_again_and_report_why_they_wait(config: Con
         await until(
             lambda: (
                 data.heartbeats
-                and data.heartbeats[-1].waiting_for == "a lease from data: all groups are open"
+                and data.heartbeats[-1].waiting_for == "a lease from the data service: all groups are open"
             )
         )
         await until(lambda: data.heartbeats[-1].waiting_s > 0.2)  # longer than a single question
@@ -422,7 +422,7 @@ async def test_a_slot_whose_environments_hang_leases_nothing_more_and_the_others
         await until(lambda: len(data.ends) >= before + 10)
         assert data.leased_of[1] == 2
         waits = {wait.what for beat in data.heartbeats[-1:] for wait in beat.waits}
-        assert "an environment of env-0/1 to come back" in waits
+        assert "an environment of env-0/1 to return" in waits
     await rollout.close()
     await data.close()
 

@@ -50,7 +50,7 @@ class Data(Memory):
     async def lease(self, request: LeaseRequest, seconds: float) -> Lease:
         self.asked.append(request)
         if self.refusal:
-            raise DeadlineError(f"waited {seconds:g} s for a lease from data: {self.refusal}")
+            raise DeadlineError(f"waited {seconds:g} s for a lease from the data service: {self.refusal}")
         if request.task == "mini/none":
             raise TaskError("no training task 'mini/none' in this run")
         task = request.task or (self.tasks.pop(0) if self.tasks else "mini/menu")

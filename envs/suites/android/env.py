@@ -152,7 +152,7 @@ class AndroidEnv:
         if self._device is None or self._file is None:
             return Verdict("invalid", "no episode is being played, or its device broke")
         if self._verdict is None:
-            self._verdict = self._judge(self._device, self._file.evaluator)
+            self._verdict = self._evaluate(self._device, self._file.evaluator)
         return self._verdict
 
     def elements(self) -> list[Element]:
@@ -170,7 +170,7 @@ class AndroidEnv:
         if serial is not None:
             self._serials.give_back(serial)
 
-    def _judge(self, device: AdbTransport, evaluator: Evaluator) -> Verdict:
+    def _evaluate(self, device: AdbTransport, evaluator: Evaluator) -> Verdict:
         verdict = claimed(evaluator, self._last)
         if verdict is not None:
             return verdict

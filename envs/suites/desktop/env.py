@@ -21,7 +21,7 @@ from envs.contract.options import ImageEncoding
 from envs.suites.desktop.accessibility import outline_of, read_widgets
 from envs.suites.desktop.desktop import Desktop, Settings
 from envs.suites.desktop.draws import draw, fill
-from envs.suites.desktop.getters import judge
+from envs.suites.desktop.getters import evaluate
 from envs.suites.desktop.host_resources import DesktopNumber, find_programs
 from envs.suites.desktop.screen import encode
 from envs.suites.desktop.session import PROGRAMS, DesktopSession, check_step
@@ -124,7 +124,7 @@ class DesktopEnv:
         if self._verdict is not None:
             return self._verdict
         try:
-            verdict = self._judge(self._session, self._task)
+            verdict = self._evaluate(self._session, self._task)
         except (EnvError, TaskError) as error:
             verdict = Verdict("invalid", f"the evaluator broke: {error}")
         except Exception as error:
@@ -192,7 +192,7 @@ class DesktopEnv:
         self._refuse_solved(session, task)
         return self._observe(session.look(0.0)), task.instruction  # set-up has settled
 
-    def _judge(self, session: DesktopSession, task: TaskFile) -> Verdict:
+    def _evaluate(self, session: DesktopSession, task: TaskFile) -> Verdict:
         verdict = claimed(task.evaluator, self._last)
         if verdict is not None:
             return verdict
@@ -201,12 +201,12 @@ class DesktopEnv:
         session.look()
         session.arrange(task.evaluator.postconfig)
         said = self._last.text if isinstance(self._last, Answer) else None
-        return judge(task.evaluator, session.scene(said))
+        return evaluate(task.evaluator, session.scene(said))
 
     def _refuse_solved(self, session: DesktopSession, task: TaskFile) -> None:
         """Refuse a task that is solved at reset: it would reward doing nothing."""
         if not (task.evaluator.infeasible or task.evaluator.missing):
-            verdict = judge(task.evaluator, session.scene(None))
+            verdict = evaluate(task.evaluator, session.scene(None))
             if verdict.outcome == "pass":
                 raise EnvError(f"{task.id} is solved before it begins: {verdict.reason}")
 

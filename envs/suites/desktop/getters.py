@@ -4,7 +4,7 @@
     GetterContext  what getters may look at
     read_paragraphs, read_cells   OpenDocument files: texts of a document, values or formulas of a sheet
     METRICS        name -> function(result, expected, **options) -> bool; OSWorld's names where it has such one
-    judge          all checks of a task -> a verdict
+    evaluate       all checks of a task -> a verdict
 
 A file that does not exist, or that its library cannot read, is None: the policy caused it, and it
 fails. Any other error is raised, and makes the episode invalid. OpenDocument is read as in the standard
@@ -444,7 +444,7 @@ METRICS: Mapping[str, Callable[..., bool]] = {
 }
 
 
-def judge(evaluator: Evaluator, scene: GetterContext) -> Verdict:
+def evaluate(evaluator: Evaluator, scene: GetterContext) -> Verdict:
     """Pass or fail by the checks. Raises TaskError for a check that cannot be made."""
     failed = []
     for number, check in enumerate(evaluator.checks):

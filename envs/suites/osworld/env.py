@@ -22,7 +22,7 @@ from envs.contract.screenshots import observe
 from envs.suites.osworld.accessibility import outline_of, told_of
 from envs.suites.osworld.actions import RELEASE, GuestWriter
 from envs.suites.osworld.downloads import Downloads
-from envs.suites.osworld.evaluate import fetch_references, foreign, judge, refuse_solved
+from envs.suites.osworld.evaluate import fetch_references, foreign, evaluate, refuse_solved
 from envs.suites.osworld.evaluator_process import EvaluatorProcess
 from envs.suites.osworld.guest import DisplayFullError, Guest, UnreachableError
 from envs.suites.osworld.provider import Provider
@@ -157,7 +157,7 @@ class OsworldEnv:
         if self._verdict is None:
             try:
                 self._release(self._guest)  # the evaluator's own keys come next
-                self._verdict = judge(self._file, self._last, self._guest, self._context)
+                self._verdict = evaluate(self._file, self._last, self._guest, self._context)
             except EnvError as error:
                 self._verdict = Verdict("invalid", str(error))
         return self._verdict

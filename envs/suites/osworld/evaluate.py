@@ -3,7 +3,7 @@
     is_native         whether a check needs no package of OSWorld's
     foreign           whether any of an evaluator's checks needs it
     fetch_references  the files that a verdict will need, before the episode begins
-    judge             the verdict; any failure raises EnvError, and the episode is invalid
+    evaluate          the verdict; any failure raises EnvError, and the episode is invalid
     refuse_solved     refuses an episode whose task is done at reset
 
 Checks of plain commands are done here, all others by OSWorld's own evaluators
@@ -71,7 +71,7 @@ def foreign(evaluator: Evaluator) -> bool:
     return not evaluator.infeasible and not all(is_native(check) for check in evaluator.checks)
 
 
-def judge(task: TaskFile, last: Action | None, guest: Guest, context: EpisodeContext) -> Verdict:
+def evaluate(task: TaskFile, last: Action | None, guest: Guest, context: EpisodeContext) -> Verdict:
     """Return the verdict on the state after the episode's `last` action. Raises EnvError on failure.
 
     As in OSWorld `postconfig` comes first, and is skipped if the last action decides.
@@ -110,7 +110,7 @@ def refuse_solved(task: TaskFile, guest: Guest, context: EpisodeContext) -> None
     evaluator = task.evaluator
     if evaluator.infeasible or evaluator.postconfig or foreign(evaluator):
         return
-    if judge(task, None, guest, context).outcome == "pass":
+    if evaluate(task, None, guest, context).outcome == "pass":
         raise EnvError("the task is already done at reset; its set-up must undo it")
 
 
