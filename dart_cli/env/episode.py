@@ -397,7 +397,7 @@ class Episode:
         self._hashes = hashes[len(hashes) - image_count :]
 
     def _differs_in_points_only(self, text: str, completion: Completion) -> bool:
-        """Return True if the policy used its pointing head and `text` differs only in how points are written."""
+        """Return True if the policy used its pointing head, and `text` differs only in written points."""
         action_parser = self._action_spec.action_parser
         if not completion.sampled.patches or not isinstance(action_parser, PointParser):
             return False

@@ -35,7 +35,7 @@ from dart_cli.evaluation.results import (
     eval_dir,
 )
 from dart_cli.evaluation.scores import METHOD, mode_score
-from dart_cli.player.episodes import planned
+from dart_cli.player.episodes import plan_episodes
 from dart_cli.runtime.work_folder import KeptFolder, KeptLines, StoredModel, read_lines
 from envs.contract.base import Task
 
@@ -110,7 +110,7 @@ def plan_of(
             first = TRAIN_SEEDS
             for composed, found in enumerate(parts):
                 count = per_task * len(found) or min(asked, most)
-                for index, each in enumerate(planned(found, count, first)):
+                for index, each in enumerate(plan_episodes(found, count, first)):
                     shown = mode == filmed and not attempt and index < FILMS_PER_TASK * len(found)
                     key = mode, each.task.id, each.seed, attempt
                     yield Planned(*key, composed=bool(composed), filmed=shown)

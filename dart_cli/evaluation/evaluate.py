@@ -277,8 +277,8 @@ def _row(planned: Planned, played: PlayedEpisode) -> EpisodeRow:
         reward=reward_of(end.outcome, end.reward),
         steps=end.steps,
         wall_s=round(played.wall_s, 3),
-        screen=played.seen.screen,
-        versions=sorted(played.seen.versions),
+        screen=played.sink.screen,
+        versions=sorted(played.sink.versions),
     )
 
 

@@ -85,8 +85,8 @@ def test_a_message_that_cannot_be_shown_is_refused(
 @pytest.mark.parametrize(
     ("address", "told"),
     [
-        ("https://example.org/screen.png", "nothing is fetched"),
-        ("file:///etc/passwd", "nothing is fetched"),
+        ("https://example.org/screen.png", "are not fetched"),
+        ("file:///etc/passwd", "are not fetched"),
         ("data:image/png,abc", "must be a data URL"),
         ("data:image/png;base64,%%%", "is no base64"),
         ("data:image/png;base64,", "0 bytes that are no PNG, JPEG or WebP"),

@@ -155,7 +155,7 @@ def test_an_environment_keeps_its_number_while_others_start_and_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(host_resources, "_taken", set())
+    monkeypatch.setattr(host_resources, "_numbers_in_use", set())
     numbers = [host_resources.DesktopNumber() for _ in range(4)]
 
     def sit(desktop_number: host_resources.DesktopNumber) -> str:
