@@ -1,7 +1,7 @@
 """Writes the widgets of all windows of a desktop, as AT-SPI reports them, as a JSON list.
 
-envs/suites/desktop/accessibility.py passes this file as source text to Debian's own python3 in a desktop (packages
-python3-gi, gir1.2-atspi-2.0), since the desktop's user may not be able to read it.
+envs/suites/desktop/accessibility.py passes this file as source text to Debian's own python3 in a desktop
+(packages python3-gi, gir1.2-atspi-2.0), since the desktop's user may not be able to read it.
 """
 
 import json

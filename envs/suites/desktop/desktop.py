@@ -3,8 +3,8 @@
     Desktop    a desktop, which is started as a whole, used by one thread, and removed as a whole
     Settings   its size, limits, user and deadlines
 
-Nothing outlives an episode: each has its own desktop, which starts in a third of a second, without the applications.
-A keeper starts and ends the processes of a desktop (envs/suites/desktop/keeper.py).
+Nothing outlives an episode: each has its own desktop, which starts in a third of a second, without the
+applications. A keeper starts and ends the processes of a desktop (envs/suites/desktop/keeper.py).
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Settings:
 class Desktop:
     """A running desktop.
 
-    `fill` writes the episode's files into HOME before a program starts. With `accessible`, applications report their
-    widgets (envs/suites/desktop/accessibility.py). Raises EnvError if it cannot be started, and from all methods once
-    it broke.
+    `fill` writes the episode's files into HOME before a program starts. With `accessible`, applications
+    report their widgets (envs/suites/desktop/accessibility.py). Raises EnvError if it cannot be started, and
+    from all methods once it broke.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ def draw(spec: Mapping[str, Any], task_id: str, seed: int) -> dict[str, Any]:
         if not isinstance(entry, Mapping) or len(entry) != 1 or next(iter(entry)) not in KINDS:
             raise TaskError(f"{task_id}: draw.{name} must be one of {', '.join(KINDS)}")
         ((kind, argument),) = entry.items()
-        later = [each for each in _placeholders(argument) if each in spec and each not in values]
+        later = [word for word in _placeholders(argument) if word in spec and word not in values]
         if later:
             raise TaskError(f"{task_id}: draw.{name} names {later[0]}, which must come before it")
         try:
@@ -78,9 +78,9 @@ def fill(value: Any, values: Mapping[str, Any]) -> Any:
             return _look_up(whole, values)
         return _PLACEHOLDER.sub(lambda match: str(_look_up(match, values)), value)
     if isinstance(value, Mapping):
-        return {fill(key, values): fill(each, values) for key, each in value.items()}
+        return {fill(key, values): fill(item, values) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [fill(each, values) for each in value]
+        return [fill(item, values) for item in value]
     return value
 
 

@@ -1,8 +1,8 @@
 """DesktopEnv: plays task files on real applications, each episode on a fresh desktop.
 
-The evaluator reads files, settings and the clipboard, never the screen. If an application crashes, a deadline passes
-or anything else breaks, EnvError is raised and the episode is invalid. The next reset starts a new desktop, after a
-pause that grows while desktops fail to start.
+The evaluator reads files, settings and the clipboard, never the screen. If an application crashes, a deadline
+passes or anything else breaks, EnvError is raised and the episode is invalid. The next reset starts a new
+desktop, after a pause that grows while desktops fail to start.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class DesktopEnv:
         settle_s: float,
         observe: Sequence[ObservedKind] = (),
     ) -> None:
-        """Prepare to play `tasks`. If `observe` has `accessibility`, observations have the widgets as text."""
+        """Prepare to play `tasks`.
+
+        If `observe` has `accessibility`, observations have the widgets as text.
+        """
         self._tasks = tasks  # by the id of envs.contract.base.Task
         self._settings = settings
         self._encoding: ImageEncoding = encoding

@@ -78,7 +78,10 @@ def make_slides(home: Path, path: str, slides: list[Mapping[str, Any]]) -> None:
 def make_picture(
     home: Path, path: str, size: list[int], patches: list[tuple[list[int], list[int]]]
 ) -> None:
-    """Make a picture of `size` [width, height] with rectangles [left, top, right, bottom] in colours [r, g, b]."""
+    """Make a picture of `size` [width, height]; `patches` are rectangles with their colour [r, g, b].
+
+    A rectangle is [left, top, right, bottom].
+    """
     picture = Image.new("RGB", (size[0], size[1]), "white")
     for (left, top, right, bottom), colour in patches:
         picture.paste(tuple(colour), (left, top, right, bottom))

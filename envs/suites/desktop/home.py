@@ -4,9 +4,9 @@
     USER_FOLDERS   the folders in HOME
     office_folder  returns the folder of LibreOffice's programs
 
-The settings turn off first-start dialogs, tips, blinking and animation, since anything that moves by itself would
-keep a screen from settling, and the display of free disk space, which differs between hosts. Application windows
-fill the screen, dialogs do not.
+The settings turn off first-start dialogs, tips, blinking and animation, since anything that moves by itself
+would keep a screen from settling, and the display of free disk space, which differs between hosts.
+Application windows fill the screen, dialogs do not.
 """
 
 from __future__ import annotations

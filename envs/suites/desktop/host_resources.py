@@ -113,8 +113,9 @@ def remove_stale_folders() -> None:
 class DesktopNumber:
     """The number of one environment's desktops: the lowest free one, and the same at each reset.
 
-    It is part of their folders' names: applications show the paths of their files, and screens must be repeatable.
-    No other environment of this process takes the number between two desktops; one of another process may.
+    It is part of their folders' names: applications show the paths of their files, and screens must be
+    repeatable. No other environment of this process takes the number between two desktops; one of another
+    process may.
     """
 
     def __init__(self) -> None:

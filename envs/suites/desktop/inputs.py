@@ -53,13 +53,13 @@ class Keyboard:
         self.shift = self._keys[XK.XK_Shift_L][0]
 
     def key_of(self, name: str) -> tuple[int, bool] | None:
-        """Return (key code, whether it needs shift) of a key's name or character; None if there is no such key."""
+        """Return (key code, whether it needs shift) for a key's name or character; None if there is none."""
         if len(name) == 1:
             return self.write(name)
         return self._keys.get(XK.string_to_keysym(_NAMES.get(name, "")))
 
     def write(self, character: str) -> tuple[int, bool] | None:
-        """Return (key code, whether it needs shift) of the key that writes a character; None if no key can."""
+        """Return (key code, whether it needs shift) to write a character; None if no key can."""
         keysym = _keysym(character)
         if keysym is None:
             return None
@@ -107,7 +107,10 @@ class X11InputController:
         )
 
     def perform(self, action: Action) -> None:
-        """Perform `action` and wait for the server; an action off the screen does nothing. Raises EnvError."""
+        """Perform `action` and wait for the server; an action off the screen does nothing.
+
+        Raises EnvError.
+        """
         if within(action, self._size) == action:
             self._perform(self._machine.events_of(action))
 
@@ -136,8 +139,8 @@ class X11InputController:
     def _move(self, event: Moved) -> None:
         """Move the pointer; in a drag, wait for the applications after each stride.
 
-        At the first moves they decide whether this is a drag, and they ask each widget under the pointer whether it
-        accepts a drop, while further events wait.
+        At the first moves they decide whether this is a drag, and they ask each widget under the pointer
+        whether it accepts a drop, while further events wait.
         """
         if event.strides > 1:
             self._wait_handled()

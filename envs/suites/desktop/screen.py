@@ -5,11 +5,11 @@
     encode           encodes pixels as PNG or JPEG
     ticks, children  the processor time and the children of a process
 
-Xvfb keeps its pixels in a file (-fbdir, in xwd's format). Reading them is a copy of memory, without a round trip, an
-X library or a wait for a server that hangs. The pointer is in the picture.
+Xvfb keeps its pixels in a file (-fbdir, in xwd's format). Reading them is a copy of memory, without a round
+trip, an X library or a wait for a server that hangs. The pointer is in the picture.
 
-`ticks` and `children` read /proc instead of calling psutil, whose children() reads all processes of the host: they
-are called again and again while a screen settles.
+`ticks` and `children` read /proc instead of calling psutil, whose children() reads all processes of the host:
+they are called again and again while a screen settles.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def settle(
 ) -> bytes:
     """Return the pixels as soon as nothing has changed for `quiet_s`, at the latest after `deadline_s`.
 
-    Neither the pixels nor the value of `busy()` may change. The value changes while an application computes, which
-    on a busy host may need longer than `quiet_s` for its next pixel.
+    Neither the pixels nor the value of `busy()` may change. The value changes while an application computes,
+    which on a busy host may need longer than `quiet_s` for its next pixel.
     """
     began = since = time.monotonic()
     pixels, work = screen.read(), busy()
@@ -103,6 +103,8 @@ def ticks(pid: int) -> int:
 def children(pid: int) -> list[int]:
     """Return the processes that the first thread of a process started, such as GIMP's plug-ins."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     except OSError:
         return []
