@@ -352,9 +352,9 @@ def _classify(options: CheckOptions, tasks: Sequence[Task]) -> None:
     for kind, number in found["kinds"].items():
         table.add_row(kind, str(number))
     table.add_section()
-    for name in ("set_up", "judged", "accounts"):
+    for name in ("set_up", "evaluated_by", "accounts"):
         for value, number in found[name].items():
-            table.add_row(f"{name.replace('_', '-')}: {value}", str(number))
+            table.add_row(f"{name.replace('_', ' ')}: {value}", str(number))
     table.add_row("fetches files before the episode", str(found["fetches"]))
     table.add_row("opens web sites", str(found["visits"]))
     table.add_row("asks for a proxy", str(found["proxy"]))
