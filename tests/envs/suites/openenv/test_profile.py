@@ -195,7 +195,7 @@ def test_calls_of_browsergym_are_those_that_its_parser_reads():
     ],
 )
 def test_rewards_become_a_verdict(rewards, table, done, outcome, reward):
-    verdict = verdict_of(rewards, RewardTable(**table), done=done)
+    verdict = verdict_of(rewards, RewardTable(**table), is_done=done)
     assert (verdict.outcome, verdict.reward) == (outcome, reward)
 
 

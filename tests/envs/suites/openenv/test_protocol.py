@@ -57,7 +57,7 @@ def played(suite, handle, **options):
         ),
         ([error("SESSION_ERROR", "gone")], "SESSION_ERROR: gone"),
         ([error("EXECUTION_ERROR", "boom\n" * 99)], "EXECUTION_ERROR: boom boom"),
-        ([error("UNKNOWN_TYPE")], "does not speak OpenEnv's messages"),
+        ([error("UNKNOWN_TYPE")], "does not support OpenEnv's messages"),
         (
             [error("VALIDATION_ERROR", errors=[{"loc": ["x"], "msg": "Field required"}])],
             "x: Field required; the environment does not take this payload: correct [actions]",
