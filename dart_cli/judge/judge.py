@@ -252,7 +252,7 @@ def name_of(config: JudgeConfig, folder: str = "") -> str:
     `folder` is a digest of a model folder's contents. The address of a server is left out, since the same
     model at another port is the same judge.
     """
-    parts = [PROMPT, config.answer, config.images, IMAGE_SIZE, MOST_TOKENS]
+    parts: list[object] = [PROMPT, config.answer, config.images, IMAGE_SIZE, MOST_TOKENS]
     if folder:
         parts.append(folder)
     digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=3).hexdigest()

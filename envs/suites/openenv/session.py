@@ -171,8 +171,8 @@ class Session:
         if type_ == "error":
             raise self._error(kind, data)
         observation, reward, is_done = (data.get(key) for key in ("observation", "reward", "done"))
-        is_observation = type_ == "observation" and isinstance(observation, dict)
-        if not is_observation or type(is_done) is not bool:
+        is_observation = type_ == "observation" and type(is_done) is bool
+        if not is_observation or not isinstance(observation, dict):
             raise EnvError(f"{self._where(kind)}: no observation, but {shown(json.dumps(message))}")
         if isinstance(reward, bool | int):
             reward = float(reward)

@@ -214,7 +214,7 @@ def _lacking(file: TaskFile, parts: Mapping[str, Any], checkout: Path | None) ->
         if step.type not in parts["steps"]:
             why = f": {parts['no_steps']}" if "no_steps" in parts else ""
             yield f"set-up step {step.type}{why}"
-    tables = [part.parameters for part in (*steps, *getters)]
+    tables = [step.parameters for step in steps] + [getter.parameters for getter in getters]
     paths = {str(table["settings_file"]) for table in tables if "settings_file" in table}
     for path in sorted(paths):
         if not ((checkout or Path("/")) / path).exists():

@@ -463,7 +463,7 @@ def test_the_pointer_of_a_guest_that_keeps_its_state_begins_in_the_middle(xguest
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"restart": "true"}, "restart is of a guest that runs already"),
+        ({"restart": "true"}, "restart needs a guest that runs already"),
         ({"url": "http://host:5000", "restart": "  "}, "is blank"),
         ({"url": "http://host:5000", "restart": "a 'b"}, "No closing quotation"),
         ({"boots": 0}, "boots"),
