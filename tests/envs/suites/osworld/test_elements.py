@@ -27,10 +27,10 @@ def tree(title: str, *, dialog: str = "") -> str:
 
 
 def test_widgets_of_the_guest_are_elements_on_its_screen() -> None:
-    found = {e.name or e.role: e for e in elements_from(widgets_of(tree("notes.txt")), SCREEN)}
-    assert found["Save"].box == (700, 30, 760, 50)
-    assert found["text"].box == (0, 60, 790, 460)
-    assert found["text"].actions == ("click", "type")
+    elements = {e.name or e.role: e for e in elements_from(widgets_of(tree("notes.txt")), SCREEN)}
+    assert elements["Save"].box == (700, 30, 760, 50)
+    assert elements["text"].box == (0, 60, 790, 460)
+    assert elements["text"].actions == ("click", "type")
 
 
 def test_a_title_is_no_other_state_and_a_dialog_is() -> None:
