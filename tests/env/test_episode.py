@@ -156,8 +156,8 @@ async def test_a_call_without_a_place_acts_where_the_last_action_left_the_pointe
     """Seven eighths to the right and down; then a drag from there, which is malformed before any move."""
 
     def call(**arguments: object) -> str:
-        call = json.dumps({"name": "computer_use", "arguments": arguments})
-        return f"<tool_call>{call}</tool_call>"
+        fields = json.dumps({"name": "computer_use", "arguments": arguments})
+        return f"<tool_call>{fields}</tool_call>"
 
     drag = call(action="left_click_drag", coordinate=[125, 125])
     says = Says(drag, call(action="mouse_move", coordinate=[875, 875]), drag)
@@ -270,7 +270,7 @@ class Tells(Breaks):
 
     def __init__(self) -> None:
         super().__init__("nowhere")
-        self._calls = 0
+        self._texts_shown = 0
 
     def reset(self, **options: Any) -> tuple[Observation, dict[str, Any]]:
         screen, info = super().reset(**options)
@@ -281,8 +281,8 @@ class Tells(Breaks):
         return self._telling(screen), *rest  # type: ignore[return-value]
 
     def _telling(self, screen: Observation) -> Observation:
-        self._calls += 1
-        text = f"{self._told} @(84,84)"
+        self._texts_shown += 1
+        text = f"{self._texts_shown} @(84,84)"
         return dataclasses.replace(screen, texts={"terminal": text + "x" * OBSERVE_CHARS})
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from bus.errors import EnvError, MissingPartError, first_line
 from envs.tools.remote.images import CutNumbers, cut_numbers
@@ -171,14 +171,14 @@ class Session:
         if type_ == "error":
             raise self._error(kind, data)
         observation, reward, is_done = (data.get(key) for key in ("observation", "reward", "done"))
-        is_observation = type_ == "observation" and type(is_done) is bool
-        if not is_observation or not isinstance(observation, dict):
+        is_observation = type_ == "observation" and isinstance(observation, dict)
+        if not is_observation or not isinstance(is_done, bool):
             raise EnvError(f"{self._where(kind)}: no observation, but {shown(json.dumps(message))}")
         if isinstance(reward, bool | int):
             reward = float(reward)
         if reward is not None and not (isinstance(reward, float) and abs(reward) < float("inf")):
             raise EnvError(f"{self._where(kind)}: the reward is {reward!r}, want a number or null")
-        return Reply(observation, reward, is_done, pixels)
+        return Reply(cast("Mapping[str, Any]", observation), reward, is_done, pixels)
 
     def _error(self, kind: str, data: Mapping[str, Any]) -> EnvError:
         """Return the server's error, with the fix if there is one."""

@@ -26,7 +26,7 @@ from envs.tools.child_program import ChildProgram, find_named
 from envs.tools.taskfile import Check, Getter, SetupStep
 
 FIX = (
-    "install the checkout that the tasks come from in an environment of its own (python -m venv "
+    "install the checkout that the tasks come from in a separate environment (python -m venv "
     "osworld-eval && osworld-eval/bin/pip install -e OSWorld) and set env.options.evaluator_python"
 )
 

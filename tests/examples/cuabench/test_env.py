@@ -140,7 +140,7 @@ def test_another_clients_reset_is_named(env, url, suite):
     body = json.dumps({"env_path": "faults/reset", "task_index": 0}).encode()
     with pytest.raises(OSError, match="500"):
         urlopen(f"{url}/reset", body)
-    with pytest.raises(EnvError, match=r"404.*each slot needs a worker of its own"):
+    with pytest.raises(EnvError, match=r"404.*each slot needs its own worker"):
         env.step(Click(x=1, y=1))
     reset(env)
     env.step(square(0))

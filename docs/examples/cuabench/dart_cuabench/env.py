@@ -198,7 +198,7 @@ def _verdict_of(reward: float) -> Verdict:
 def _fix(error: RefusedError) -> str:
     """Return the fix for an answer with a known cause, else ""."""
     if error.status == 404 and "not found" in error.detail.lower():
-        return "; the worker restarted, or another client reset it: each slot needs a worker of its own"
+        return "; the worker restarted, or another client reset it: each slot needs its own worker"
     if error.status == 403 or "access denied" in error.detail.lower():
         return "; start the worker with this machine's address in OSGYM_ALLOWED_IPS"
     return ""
