@@ -127,7 +127,7 @@ class _Direct:
         observation, info = self._env.reset(seed=seed, options={"task": task})
         return observation, str(info["instruction"])
 
-    async def judge_start(self) -> Verdict | None:
+    async def evaluate_start(self) -> Verdict | None:
         """See AsyncEnv."""
         return self._env.evaluate()
 

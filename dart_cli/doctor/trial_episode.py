@@ -23,7 +23,7 @@ from dart_cli.player.episodes import (
     PlayedEpisode,
     answered_by,
     each_of,
-    planned,
+    plan_episodes,
 )
 from dart_cli.player.episodes import play as play_episodes
 from dart_cli.runtime.background import run_until_stopped
@@ -66,7 +66,7 @@ async def _play_one(
     config: Config, results: list[tuple[PlayedEpisode, str, float]], waits: OpenWaits
 ) -> None:
     """Play an episode, and add (episode, its weights in words, seconds of loading the model) to `results`."""
-    [episode] = planned(trained_tasks(config)[:1], 1, TRAIN_SEEDS)
+    [episode] = plan_episodes(trained_tasks(config)[:1], 1, TRAIN_SEEDS)
     directory, version = chosen_weights(config, None)
     began = time.monotonic()
     weights = "the model's base weights" if directory is None else f"weights v{version}"

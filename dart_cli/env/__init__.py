@@ -1,12 +1,13 @@
-"""`dart env`: slots that lease tasks, play episodes and hand trajectories in.
+"""`dart env`: slots that lease tasks, play episodes and submit trajectories.
 
 worker           the process and its slots: lease, play, submit, repeat
 episode          one episode: reset -> (ask the policy -> parse its text -> act) ... -> verdict
-peers            what it is connected with: telemetry, data, rollout workers
-data_client      leases and hand-ins; waits while data is away
-router           chooses a rollout worker for each request, and another one if it fails
-async_env        an environment called from an event loop, whose episodes a second model may judge, too, or alone
-carriers         its calls carried by a thread, or by a process that can be killed, with a deadline on every call
-child            that process, and the frames to it
-calls            one call to an environment, its answer checked against the contract
+peers            the connections of the process: telemetry, the data service, rollout workers
+data_client      requests to the data service: leases, steps, ends; it waits while the service is absent
+router           chooses a rollout worker for each request, and another one if that fails
+async_env        an environment that is called from an event loop; a second model (the judge) may judge its
+                 episodes
+carriers         carries calls to an environment, in a thread or a process, with a deadline on each call
+child            the program of such a process, and the frames that it reads and writes
+calls            performs one call to an environment and checks the answer against the contract
 """

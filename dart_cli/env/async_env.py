@@ -1,11 +1,12 @@
-"""An environment that is called from an event loop, wherever it lives: each call has a deadline.
+"""An environment that is called from an event loop; each call has a deadline.
 
-AsyncEnv        its calls, carried by a thread or a process
-JudgedEnv       one whose episodes a second model judges as well, or alone where a task has no evaluator
-Deadlines       how long each call may take
-Carrier         what carries a call: ThreadedEnv or IsolatedEnv (carriers.py)
-make_async_env  the environment of a configuration
-CallReport      what a call that is out waits for, for a WaitReporter and the slot's time
+AsyncEnv        an environment, whose calls a thread or a process carries
+JudgedEnv       an AsyncEnv whose episodes a second model judges: beside the evaluator, or instead of it if
+                there is none
+Deadlines       how long each kind of call may take
+Carrier         the protocol of what carries a call: ThreadedEnv or IsolatedEnv (carriers.py)
+make_async_env  makes the environment that a configuration asks for
+CallReport      reports what a pending call waits for, to a WaitReporter and to the slot's timer
 """
 
 from __future__ import annotations
@@ -37,26 +38,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds that each kind of call may take."""
+    """The longest time of each kind of call, seconds."""
 
     reset_s: float
     step_s: float
     evaluate_s: float
 
     def of_step(self, action: Action, *, last: bool) -> float:
-        """Of a step; one that ends the episode is judged before it returns (GuiEnv.step)."""
+        """Return the seconds for a step. One that ends the episode also evaluates (GuiEnv.step)."""
         ends = last or isinstance(action, Done | Fail | Answer)
         return self.step_s + (self.evaluate_s if ends else 0.0)
 
 
 class Carrier(Protocol):
-    """Carries calls to one environment, which is made at the first call."""
+    """A carrier of calls to one environment, which is made at the first call."""
 
     name: str  # in errors
 
     @property
     def hung(self) -> int:
-        """Environments that overran a deadline and still run."""
+        """The number of environments that overran a deadline and still run."""
         ...
 
     async def call(
@@ -66,9 +67,10 @@ class Carrier(Protocol):
         deadline_s: float,
         on_queue: OnQueue = ignore_queue,
     ) -> Any:
-        """Return the answer, of the type that calls.ANSWERS has for it. Raises EnvError, whatever broke.
+        """Return the answer to a call; calls.ANSWERS has its type. Raises EnvError, whatever broke.
 
-        The deadline stands still while the environment is in a queue, of which `on_queue` is told.
+        The deadline stands still while the environment is in a queue, and `on_queue` gets what it waits for
+        there.
         """
         ...
 
@@ -78,7 +80,7 @@ class Carrier(Protocol):
 
 
 class AsyncEnv:
-    """An environment behind a carrier. All its errors, and an unexpected exit, are EnvErrors."""
+    """An environment behind a carrier. All its errors, and an unexpected exit, become EnvErrors."""
 
     def __init__(
         self,
@@ -87,41 +89,41 @@ class AsyncEnv:
         waits: WaitReporter | None = None,
         timer: PhaseTimer | None = None,
     ) -> None:
-        """Each pending call is reported to `waits`, e.g. "env-0/2 to reset mini/popup".
+        """Report each pending call to `waits`, e.g. "env-0/2 to reset mini/popup".
 
-        While it is in a queue, `timer` is in the phase QUEUEING.
+        While the call is in a queue, `timer` is in the phase QUEUEING.
         """
         self.carrier = carrier
-        self.queued_s = 0.0  # that the newest call was in queues
-        self.episode = ""  # which of its task's it is, where waits tell that
+        self.queued_s = 0.0  # time that the newest call spent in queues
+        self.episode = ""  # a name of the episode for `waits`, e.g. "seed 3"; may stay empty
         self._deadlines = deadlines
         self._waits = waits
         self._timer = timer
-        self._task_id = "no task"  # the newest that was begun
-        self._steps_left = 0  # until it is cut off
+        self._task_id = "no task"  # of the newest reset
+        self._steps_left = 0  # until the task's limit
 
     @property
     def hung(self) -> int:
-        """Environments that overran a deadline and still run."""
+        """The number of environments that overran a deadline and still run."""
         return self.carrier.hung
 
     @property
     def is_stuck(self) -> bool:
-        """Whether so many hang that the carrier makes no more."""
+        """Whether so many environments hang that the carrier makes no more."""
         return self.hung >= MOST_HUNG
 
     async def reset(self, task: Task, seed: int, *, free: bool = False) -> tuple[Observation, str]:
-        """Start the task; returns the first observation and the instruction.
+        """Start the task and return (first observation, instruction).
 
-        `free`: neither a limit nor the goal ends the episode (GuiEnv.reset).
+        With `free`, neither a limit nor the goal ends the episode (GuiEnv.reset).
         """
         self._task_id, self._steps_left = task.id, task.max_steps
         payload = {"task": task, "seed": seed, "free": free}
         began = await self._call("reset", self._deadlines.reset_s, payload)
         return began.observation, began.instruction
 
-    async def judge_start(self) -> Verdict | None:
-        """Return the verdict on the state right after `reset`; None where it cannot be judged."""
+    async def evaluate_start(self) -> Verdict | None:
+        """Return the verdict on the state right after `reset`; None if that state cannot be evaluated."""
         verdict: Verdict | None = await self._call(
             "evaluate", self._deadlines.evaluate_s, {"at_start": True}
         )
@@ -135,19 +137,19 @@ class AsyncEnv:
         return stepped
 
     async def evaluate(self) -> Verdict:
-        """Judge the present state."""
+        """Return the verdict on the present state."""
         verdict: Verdict = await self._call(
             "evaluate", self._deadlines.evaluate_s, {"at_start": False}
         )
         return verdict
 
     async def solve(self) -> tuple[Action, str]:
-        """Return the environment's own next action, and its hint. Raises NoOracleError."""
+        """Return (action, hint): the next action of the environment's own solution. Raises NoOracleError."""
         solution: tuple[Action, str] = await self._call("solve", self._deadlines.step_s)
         return solution
 
     async def look(self) -> Looked | None:
-        """Return the present screen's state and elements; None where the environment cannot tell them."""
+        """Return the state and the elements of the present screen; None unless it is Explorable."""
         looked: Looked | None = await self._call("look", self._deadlines.step_s)
         return looked
 
@@ -178,7 +180,7 @@ class AsyncEnv:
 
 
 class JudgedEnv(AsyncEnv):
-    """Remembers the episode for the judge, who is asked when it is evaluated."""
+    """An AsyncEnv that collects evidence of the episode and asks the judge about it when it is evaluated."""
 
     def __init__(
         self,
@@ -190,7 +192,10 @@ class JudgedEnv(AsyncEnv):
         judge: Judge,
         checks: bool,
     ) -> None:
-        """Take as `checks` whether the judge is asked beside an evaluator, too, whose verdict stands."""
+        """Set the judge.
+
+        With `checks` it is also asked about tasks with an evaluator, whose verdict counts.
+        """
         super().__init__(carrier, deadlines, waits, timer)
         self._judge, self._checks = judge, checks
         self._task: Task | None = None
@@ -205,11 +210,11 @@ class JudgedEnv(AsyncEnv):
             self._evidence = self._judge.evidence(instruction, screen.screenshot)
         return screen, instruction
 
-    async def judge_start(self) -> Verdict | None:
-        """Return the evaluator's verdict right after `reset`; None without an evaluator."""
+    async def evaluate_start(self) -> Verdict | None:
+        """Return the evaluator's verdict right after `reset`; None if the task has no evaluator."""
         if self._task is not None and not self._task.evaluated:
             return None
-        return await super().judge_start()
+        return await super().evaluate_start()
 
     async def step(self, action: Action) -> StepResult:
         """See AsyncEnv."""
@@ -219,18 +224,18 @@ class JudgedEnv(AsyncEnv):
         return stepped
 
     async def evaluate(self) -> Verdict:
-        """Return the evaluator's verdict, with the judge's opinion beside it; of a task without one, the judge's.
+        """Return the evaluator's verdict with the judge's opinion; or, if there is none, the judge's verdict.
 
-        Raises UserError where the judge's verdict is needed and asking again is no use.
+        Raises UserError if the judge's verdict is needed and another request would fail as well.
         """
         task, evidence = self._task, self._evidence
         if task is None or evidence is None:
             return await super().evaluate()
         if not task.evaluated:
-            return judged(await self._asked(evidence, "missing"))
+            return verdict_of(await self._ask_judge(evidence, "missing"))
         verdict = await super().evaluate()
         try:
-            opinion = await self._asked(evidence, "check")
+            opinion = await self._ask_judge(evidence, "check")
         except UserError as error:  # an opinion alone must not end the run
             logger.warning("no opinion of judge %s: %s", self._judge.name, error)
             opinion = Judgement(
@@ -244,7 +249,7 @@ class JudgedEnv(AsyncEnv):
         await super().renew()
 
     async def close(self) -> None:
-        """See AsyncEnv. The last one of a process frees the judge's model."""
+        """See AsyncEnv. The last environment of a process that closes frees the judge's model."""
         try:
             await super().close()
         finally:
@@ -252,7 +257,7 @@ class JudgedEnv(AsyncEnv):
                 self._in_use = False
                 await self._judge.__aexit__(None, None, None)
 
-    async def _asked(self, evidence: Evidence, use: Purpose) -> Judgement:
+    async def _ask_judge(self, evidence: Evidence, use: Purpose) -> Judgement:
         if not self._in_use:
             self._in_use = True
             await self._judge.__aenter__()
@@ -261,13 +266,13 @@ class JudgedEnv(AsyncEnv):
             return await self._judge.judge(evidence, use, report.queued)
 
 
-def judged(opinion: Judgement) -> Verdict:
-    """Return a judge's opinion as the verdict, which says whose it is."""
+def verdict_of(opinion: Judgement) -> Verdict:
+    """Return a judge's opinion as a verdict, whose reason names the judge."""
     if opinion.score is None:
         reason = f"no verdict of judge {opinion.judge}: {opinion.reason}"
         return Verdict("invalid", reason, judgement=opinion)
-    said = f": {opinion.reason}" if opinion.reason else ""
-    reason = f"judged by {opinion.judge}, score {opinion.score:g}{said}"
+    why = f": {opinion.reason}" if opinion.reason else ""
+    reason = f"judged by {opinion.judge}, score {opinion.score:g}{why}"
     return Verdict(opinion.outcome, reason, opinion.score, judgement=opinion)
 
 
@@ -277,7 +282,10 @@ def make_async_env(
     waits: WaitReporter | None = None,
     timer: PhaseTimer | None = None,
 ) -> AsyncEnv:
-    """Return an environment of the run's suite, where env.isolation says; `name` is used in errors."""
+    """Return an environment of the run's suite, in a thread or a process (`env.isolation`).
+
+    Errors and waits use its `name`.
+    """
     observe = observed_kinds(config)
     screens = config.screenshots
     carrier: Carrier
@@ -302,7 +310,7 @@ QUEUEING = "queueing"
 
 
 class CallReport:
-    """What a pending call waits for: the environment, or what the environment is in a queue for."""
+    """A report of what a pending call waits for: the environment, or its place in a queue."""
 
     def __init__(
         self,
@@ -311,11 +319,11 @@ class CallReport:
         waits: WaitReporter | None,
         timer: PhaseTimer | None = None,
     ) -> None:
-        self.queued_s = 0.0  # in queues that are over
+        self.queued_s = 0.0  # time spent in queues that are over
         self._what, self._deadline_s = what, deadline_s
         self._waits, self._timer = waits, timer
         self._began = self._queued_at = time.monotonic()
-        self._phase = ""  # of the timer, before the queue
+        self._phase = ""  # phase of the timer before the queue
         self._reported = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -331,7 +339,7 @@ class CallReport:
         self._reported.close()
 
     def queued(self, shared_wait: SharedWait | None) -> None:
-        """Report what the environment is in a queue for; with None, the call again. In turns."""
+        """Report what the environment is in a queue for; None means that the queue is over."""
         now = time.monotonic()
         self._reported.close()
         if shared_wait is None:

@@ -1,9 +1,9 @@
-"""One call to an environment, in its own thread or process; the answer is checked.
+"""Performs one call to an environment, in the environment's thread or process, and checks the answer.
 
-perform     one call by name: reset, step, evaluate, solve, look; raises EnvError for an answer that is none
+perform     performs a call by name: reset, step, evaluate, solve, look; raises EnvError for a wrong answer
 ANSWERS     the type of each call's answer
-Failure     what a call raised, in plain values
-sendable    a text that messages can hold
+Failure     the error that a call raised, in plain values
+sendable    returns a text that messages can hold
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ logger = logging.getLogger(__name__)
 
 _ACTIONS = get_args(get_args(Action)[0])
 MOST_TRACEBACK = 20_000
-"""Characters of a traceback that are kept, from its end."""
+"""Most characters of a traceback that are kept, counted from its end."""
 
 _FIELD = re.compile(r"\{\w+\}")
 
-_STEPPED = ("observation", "reward", "terminated", "truncated", "info")
-"""What a step returns."""
+_STEP_FIELDS = ("observation", "reward", "terminated", "truncated", "info")
+"""Names of the values that `GuiEnv.step` returns."""
 
 _logged: set[tuple[str, str]] = set()
-"""Places that have raised in this process, and what: their tracebacks are in its log."""
+"""(call, place) of the errors whose traceback this process has logged."""
 
 _KINDS: Mapping[str, type[EnvError]] = {
-    each.__name__: each for each in (NoOracleError, ActionCausedError, EnvError)
+    kind.__name__: kind for kind in (NoOracleError, ActionCausedError, EnvError)
 }
 """Errors that keep their class on the way to the slot."""
 
 Looked = tuple[ScreenState, list[Element]]
-"""Which screen is shown, and what can be done on it."""
+"""The state of the present screen, and the elements that can be used on it."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The observation after one action, and whether the episode is over."""
+    """The result of one action: the observation after it, and whether the episode is over."""
 
     observation: Observation
     terminated: bool
     truncated: bool
-    reward: float | None = None  # of this step, finite; None where the environment gave none
+    reward: float | None = None  # of this step, finite; None if the environment gave none
 
 
 @dataclass(frozen=True)
 class Began:
-    """The first observation of an episode, and its instruction."""
+    """The beginning of an episode: its first observation and its instruction."""
 
     observation: Observation
     instruction: str
@@ -70,14 +70,14 @@ class Began:
 def perform(
     env: GuiEnv, call: str, payload: Mapping[str, Any], screens: StoredEncoding = "png"
 ) -> Any:
-    """Return the answer to a call, of the type that ANSWERS has for it. Raises what the environment raises."""
+    """Return the answer to a call; ANSWERS has its type. Raises what the environment raises."""
     match call:
         case "reset":
             return reset(env, screens=screens, **payload)
         case "step":
             return step(env, payload["action"], screens)
         case "evaluate":
-            return judge_start(env) if payload["at_start"] else evaluate(env)
+            return evaluate_start(env) if payload["at_start"] else evaluate(env)
         case "solve":
             return solve(env)
         case _:
@@ -108,18 +108,18 @@ def reset(
 def step(env: GuiEnv, action: Action, screens: StoredEncoding = "png") -> StepResult:
     """Perform one action; the observation is encoded as `screens`."""
     returned = call_method(env, "step", action)
-    observation, reward, terminated, truncated, _ = unpack("step", returned, _STEPPED)
+    observation, reward, terminated, truncated, _ = unpack("step", returned, _STEP_FIELDS)
     screen = stored_as(_checked_observation("step", observation), screens)
-    earned = _finite(reward)
-    if earned is not None and math.isnan(earned):
+    step_reward = _finite(reward)
+    if step_reward is not None and math.isnan(step_reward):
         raise wrong_return("step", "a finite number or None as its reward", reward)
     return StepResult(
-        screen, _flag("terminated", terminated), _flag("truncated", truncated), earned
+        screen, _flag("terminated", terminated), _flag("truncated", truncated), step_reward
     )
 
 
 def evaluate(env: GuiEnv) -> Verdict:
-    """Judge the present state."""
+    """Return the verdict on the present state, checked."""
     verdict = call_method(env, "evaluate")
     if not isinstance(verdict, Verdict):
         raise wrong_return("evaluate", "a Verdict (envs.contract.base)", verdict)
@@ -129,13 +129,13 @@ def evaluate(env: GuiEnv) -> Verdict:
     verdict = replace(verdict, reason=sendable(verdict.reason))
     reward = _finite(verdict.reward)
     if reward is not None and not 0 <= reward <= 1:  # NaN is in no range
-        said = f"{describe(verdict.reward)} ({verdict.outcome}: {verdict.reason})"
-        raise EnvError(f"evaluate must return a reward in [0, 1], got {said}")
+        answer = f"{describe(verdict.reward)} ({verdict.outcome}: {verdict.reason})"
+        raise EnvError(f"evaluate must return a reward in [0, 1], got {answer}")
     return replace(verdict, reward=reward)
 
 
-def judge_start(env: GuiEnv) -> Verdict | None:
-    """Return the verdict right after reset; None where it cannot be judged."""
+def evaluate_start(env: GuiEnv) -> Verdict | None:
+    """Return the verdict on the state right after reset; None if that state cannot be evaluated."""
     if getattr(env, "evaluate_acts", False):
         return None
     try:
@@ -146,9 +146,9 @@ def judge_start(env: GuiEnv) -> Verdict | None:
 
 
 def solve(env: GuiEnv) -> tuple[Action, str]:
-    """Return the next action of the environment's own solution, and its hint, empty where it gives none.
+    """Return (action, hint): the next action of the environment's own solution, and its hint or "".
 
-    Raises NoOracleError.
+    Raises NoOracleError if the environment has no solution.
     """
     if not isinstance(env, Solvable):
         raise NoOracleError("this environment has no oracle_action (envs.contract.base.Solvable)")
@@ -162,26 +162,26 @@ def solve(env: GuiEnv) -> tuple[Action, str]:
 
 
 def look(env: GuiEnv) -> Looked | None:
-    """State and elements of the present screen; None where it is not Explorable."""
+    """Return the state and the elements of the present screen; None if the environment is not Explorable."""
     if not isinstance(env, Explorable):
         return None
     state, elements = call_method(env, "state"), call_method(env, "elements")
     if not isinstance(state, ScreenState):
         raise wrong_return("state", "a ScreenState (envs.contract.elements)", state)
-    if not isinstance(elements, list) or not all(isinstance(each, Element) for each in elements):
+    if not isinstance(elements, list) or not all(isinstance(item, Element) for item in elements):
         raise wrong_return("elements", "a list of Element (envs.contract.elements)", elements)
     state = ScreenState(state.id, sendable(state.route), sendable(state.reason))
-    return state, [replace(each, name=sendable(each.name)) for each in elements]
+    return state, [replace(element, name=sendable(element.name)) for element in elements]
 
 
 def _finite(reward: object) -> float | None:
-    """Return a reward as a number, NaN for what is no finite one; None where none was given."""
+    """Return the reward as a float, NaN if it is not a finite number; None for None."""
     value = float(reward) if isinstance(reward, Real) else math.nan
     return None if reward is None else value if math.isfinite(value) else math.nan
 
 
 def _flag(name: str, value: object) -> bool:
-    """Return a flag that `step` returned, as a bool or as a number. Raises EnvError."""
+    """Return a flag of `step` as a bool. Raises EnvError if it is neither a bool nor a number."""
     is_numpy = type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0
     if isinstance(value, Real) or is_numpy:
         return bool(value)
@@ -190,8 +190,8 @@ def _flag(name: str, value: object) -> bool:
 
 def _checked_observation(what: str, observation: object) -> Observation:
     if not isinstance(observation, Observation):
-        wanted = "Observation(screenshot, media_type, width, height) of envs.contract.base"
-        raise wrong_return(what, f"an {wanted} first", observation)
+        signature = "Observation(screenshot, media_type, width, height) of envs.contract.base"
+        raise wrong_return(what, f"an {signature} first", observation)
     kinds = {"screenshot": bytes, "media_type": str, "width": int, "height": int, "screen_key": str}
     _check_types(what, observation, kinds)
     try:
@@ -207,7 +207,7 @@ def _checked_observation(what: str, observation: object) -> Observation:
 
 
 def _with_sendable_texts(what: str, observation: Observation) -> Observation:
-    """Return the observation with texts that can be sent, of a bounded length."""
+    """Return the observation with texts that messages can hold, each of a bounded length."""
     texts: object = observation.texts
     if not isinstance(texts, Mapping):
         raise EnvError(f"{what}: Observation.texts must be a mapping, got {type(texts).__name__}")
@@ -222,34 +222,37 @@ def _with_sendable_texts(what: str, observation: Observation) -> Observation:
 
 
 def _check_types(what: str, answer: object, kinds: Mapping[str, type]) -> None:
-    """Raise EnvError for a field not of exactly its type, since it is sent and stored."""
+    """Raise EnvError for a field that is not exactly of its type, since the fields are sent and stored."""
     for name, kind in kinds.items():
-        given = type(getattr(answer, name))
-        if given is not kind:
+        actual = type(getattr(answer, name))
+        if actual is not kind:
             raise EnvError(
-                f"{what}: {type(answer).__name__}.{name} must be {kind.__name__}, got {given.__name__}"
+                f"{what}: {type(answer).__name__}.{name} must be {kind.__name__}, got {actual.__name__}"
             )
 
 
 def sendable(text: str) -> str:
-    """`text` without lone surrogates (from a file name that is not UTF-8): messages cannot hold them."""
+    """Return the text without lone surrogates, which no message can hold (file names may have them)."""
     return text.encode(errors="replace").decode()
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a call raised, in plain values."""
+    """The error that a call raised, in plain values."""
 
-    kind: str  # of _KINDS
+    kind: str  # a key of _KINDS
     text: str
-    raised_at: str = ""  # of an environment's mistake: what was raised where, the same each time
+    raised_at: str = ""  # for a mistake of the environment: "CLASS at FILE:LINE", else empty
     traceback: str = ""
 
     @classmethod
     def of(cls, error: BaseException, call: str) -> Failure:
-        """Errors of ours say their own text; all others are mistakes of the environment."""
+        """Return the failure for an error.
+
+        An error that is not a DartError is a mistake of the environment.
+        """
         if isinstance(error, EnvError):
-            kinds = (kind for kind, each in _KINDS.items() if isinstance(error, each))
+            kinds = (name for name, kind in _KINDS.items() if isinstance(error, kind))
             return cls(next(kinds), str(error))
         text = f"{call}: {type(error).__name__}: {error}"
         if isinstance(error, DartError):
@@ -260,17 +263,17 @@ class Failure:
         return cls(EnvError.__name__, text, f"{type(error).__name__} at {where}", whole)
 
     def error(self, name: str, call: str) -> EnvError:
-        """As the error of the environment `name`; the traceback is logged.
+        """Return the failure as an error of the environment `name`, and log its traceback.
 
-        One of the same place is not logged again: each episode's reason says the error, and an environment
-        that always raises would bury the log.
+        A traceback of the same place is not logged again: the reason of each episode holds the error, and an
+        environment that always raises would fill the log.
         """
         place = call, self.raised_at
         if self.traceback and place not in _logged:
             _logged.add(place)
+            trace = self.traceback.rstrip()
             logger.error(
-                "%s: %s failed; further ones at this place are not logged\n%s",
-                *(name, call, self.traceback.rstrip()),
+                "%s: %s failed; further errors at this place are not logged\n%s", name, call, trace
             )
         return _KINDS[self.kind](f"{name}: {self.text}")
 
@@ -286,5 +289,5 @@ ANSWERS: Mapping[str, Any] = {
 
 
 def has_logged_tracebacks() -> bool:
-    """Whether a traceback is in this process's log."""
+    """Return True if this process has logged a traceback of an environment."""
     return bool(_logged)

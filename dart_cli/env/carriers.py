@@ -1,15 +1,16 @@
-"""What carries calls to an environment: a thread of its own, or a process of its own; each call has a deadline.
+"""Carries calls to an environment, in a separate thread or process, with a deadline on each call.
 
-ThreadedEnv   makes, uses and closes an environment in a thread, as GUI environments block, and some must be used
-              from the thread that made them
-IsolatedEnv   the same in a process, which is killed if it hangs or crashes; with all that it started
+ThreadedEnv   makes, uses and closes an environment in one thread: GUI environments block, and some must be
+              used from the thread that made them
+IsolatedEnv   does the same in one process, which is killed with its children if it hangs or crashes
+stuck         makes the error of a slot in which too many environments hang
 
-A call's deadline stands still while its environment is in a queue (envs/contract/queueing.py). A call that a slot no longer
-waits for leaves that queue at once: its thread is told, its process is killed.
+A call's deadline stands still while its environment is in a queue (envs/contract/queueing.py). If the slot no
+longer waits for a call, the call leaves that queue at once: a thread sees its event, a process is killed.
 
-A thread that hangs cannot be ended, and a process that crashes takes all slots with it:
-environments that are not trusted run in processes. It costs a Python process for each slot (40 MB and more),
-and environments that otherwise share something (one browser) no longer do.
+A thread that hangs cannot be ended, and an environment that crashes in a thread ends the process with all its
+slots. Therefore untrusted environments run in processes. This costs a Python process for each slot (40 MB and
+more), and such environments cannot share anything (one browser).
 """
 
 from __future__ import annotations
@@ -42,24 +43,30 @@ logger = logging.getLogger(__name__)
 CLOSE_DEADLINE_S = 5.0
 
 MOST_HUNG = 8
-"""Environments of one slot that may hang at once: each keeps its thread and its memory until the process ends."""
+"""Most environments of one slot that may hang at once. Each keeps its thread and memory until the process
+ends."""
 
 QUEUE_GRACE_S = 30.0
-"""Time beyond its patience after which a queue is left that does not end by itself."""
+"""Seconds beyond the patience of a queue after which the call is given up, if the queue does not end by
+itself."""
 
 
 class _Clock:
-    """The deadline of a call, which stands still while the environment is in a queue."""
+    """A deadline of a call, which stands still while the environment is in a queue."""
 
     def __init__(self, timeout: asyncio.Timeout, on_queue: OnQueue) -> None:
         self.timeout = timeout
         self._on_queue = on_queue
-        self._left_s = 0.0  # of the call, while it is in a queue
+        self._left_s = 0.0  # seconds left for the call when it entered the queue
         self._shared_wait: SharedWait | None = None
         self._over = False
 
-    def tell(self, shared_wait: SharedWait | None) -> None:
-        """Note what the environment is in a queue for, that another moved on there, or (None) that it is over."""
+    def note_queue(self, shared_wait: SharedWait | None) -> None:
+        """Stop or restart the clock.
+
+        `shared_wait` is what the environment is in a queue for; the same again means that another call moved
+        on in that queue; None means that the queue is over.
+        """
         if self._over or self.timeout.expired():
             return
         now, when = asyncio.get_running_loop().time(), self.timeout.when()
@@ -75,13 +82,13 @@ class _Clock:
             self._on_queue(shared_wait)
 
     def end(self) -> None:
-        """Ignore what is told from now on."""
+        """Ignore all later notes."""
         if not self._over and self._shared_wait is not None:
             self._on_queue(None)
         self._over = True
 
     def overrun(self, what: str, deadline_s: float) -> str:
-        """Return what was not done in time, in words."""
+        """Return the message for a call that was not answered in time."""
         shared_wait = self._shared_wait
         if shared_wait is None:
             return f"no answer to {what} in {deadline_s:g} s"
@@ -101,15 +108,15 @@ class _EnvCall:
 
 @dataclass
 class _Thread:
-    """One environment's: its calls, and whether it has ended."""
+    """The thread of one environment."""
 
     loop: asyncio.AbstractEventLoop
-    calls: queue.SimpleQueue[_EnvCall | None]
-    ended: asyncio.Future[None]
+    calls: queue.SimpleQueue[_EnvCall | None]  # None closes the environment
+    finished: asyncio.Future[None]  # done when the environment is closed
 
 
 class ThreadedEnv:
-    """Carries calls to one GuiEnv. See dart_cli.env.async_env.Carrier.
+    """A carrier of calls to one GuiEnv in a thread. See dart_cli.env.async_env.Carrier.
 
     The environment is made at the first call and again after `renew`. When a call overruns its deadline,
     its thread is abandoned and the next call makes a fresh environment, as long as fewer than
@@ -123,13 +130,13 @@ class ThreadedEnv:
         self._make = make
         self._screens = screens
         self._thread: _Thread | None = None
-        self._left: list[asyncio.Future[None]] = []  # done when an abandoned thread ends
+        self._abandoned: list[asyncio.Future[None]] = []  # each is done when its thread ends
 
     @property
     def hung(self) -> int:
-        """Environments that overran a deadline and have not come back since."""
-        self._left = [ended for ended in self._left if not ended.done()]
-        return len(self._left)
+        """The number of environments that overran a deadline and have not returned since."""
+        self._abandoned = [finished for finished in self._abandoned if not finished.done()]
+        return len(self._abandoned)
 
     async def call(
         self,
@@ -139,20 +146,20 @@ class ThreadedEnv:
         on_queue: OnQueue = ignore_queue,
     ) -> Any:
         """Return the answer to a call. Raises EnvError."""
-        thread = self._thread = self._thread or self._started()
+        thread = self._thread = self._thread or self._start_thread()
         answer = thread.loop.create_future()
         clock = _Clock(asyncio.timeout(deadline_s), on_queue)
-        pending = PendingCall(functools.partial(_tell, thread.loop, clock))
+        pending = PendingCall(functools.partial(_note_queue, thread.loop, clock))
         thread.calls.put(_EnvCall(what, payload, answer, pending))
         try:
-            # Only this wait can time out: what the environment raises comes as the answer.
+            # Only this wait can time out: an error of the environment arrives as the answer.
             async with clock.timeout:
                 await asyncio.wait([answer])
         except TimeoutError:
             if not answer.done():
                 # If the call ever returns, the thread closes the environment.
                 thread.calls.put(None)
-                self._left.append(thread.ended)
+                self._abandoned.append(thread.finished)
                 self._thread = None
                 raise EnvError(f"{self.name}: {clock.overrun(what, deadline_s)}") from None
         finally:
@@ -171,14 +178,14 @@ class ThreadedEnv:
         if thread is None:
             return
         thread.calls.put(None)
-        await asyncio.wait([thread.ended], timeout=CLOSE_DEADLINE_S)
-        if not thread.ended.done():
-            self._left.append(thread.ended)
+        await asyncio.wait([thread.finished], timeout=CLOSE_DEADLINE_S)
+        if not thread.finished.done():
+            self._abandoned.append(thread.finished)
             logger.warning(
                 "%s: did not close in %g s; its thread is abandoned", self.name, CLOSE_DEADLINE_S
             )
 
-    def _started(self) -> _Thread:
+    def _start_thread(self) -> _Thread:
         if self.hung >= MOST_HUNG:
             raise stuck(self.name)
         loop = asyncio.get_running_loop()
@@ -205,19 +212,19 @@ class ThreadedEnv:
                 call_method(env, "close")
         except BaseException:
             logger.exception("%s: close failed", self.name)
-        _post(thread.loop, thread.ended, None)
+        _post(thread.loop, thread.finished, None)
 
 
 def stuck(name: str) -> EnvError:
     """Return the error of a slot, or of a process, in which no more environments can be made."""
     return EnvError(
-        f"{name}: {MOST_HUNG} of its environments hang, which only the end of the process frees; fix the suite, "
-        'or set env.isolation = "process"'
+        f"{name}: {MOST_HUNG} of its environments hang, which only the end of the process frees; fix "
+        'the suite, or set env.isolation = "process"'
     )
 
 
 def _post(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any) -> None:
-    """Settle a future of another thread's loop, unless it was cancelled."""
+    """Set the result of a future of another thread's loop, unless the future was cancelled."""
 
     def settle() -> None:
         if not future.done():
@@ -227,20 +234,22 @@ def _post(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: 
         loop.call_soon_threadsafe(settle)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, clock: _Clock, shared_wait: SharedWait | None) -> None:
-    """Tell the clock of another thread's loop."""
+def _note_queue(
+    loop: asyncio.AbstractEventLoop, clock: _Clock, shared_wait: SharedWait | None
+) -> None:
+    """Call `note_queue` of a clock that belongs to another thread's loop."""
     with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
-        loop.call_soon_threadsafe(clock.tell, shared_wait)
+        loop.call_soon_threadsafe(clock.note_queue, shared_wait)
 
 
 KILL_DEADLINE_S = 5.0
 
 
 class IsolatedEnv:
-    """Carries calls to one GuiEnv in a process. See dart_cli.env.async_env.Carrier.
+    """A carrier of calls to one GuiEnv in a process. See dart_cli.env.async_env.Carrier.
 
-    The process is started at the first call and again after `renew`, or after it was killed: for a
-    call that overran its deadline or was cancelled, or because it ended by itself.
+    The process is started at the first call, after `renew`, and after it was killed since a call overran its
+    deadline or was cancelled, or since it ended by itself.
     """
 
     def __init__(
@@ -251,7 +260,7 @@ class IsolatedEnv:
         screens: StoredEncoding = "png",
         observe: Sequence[str] = (),
     ) -> None:
-        """Raise TaskError for options that are no plain values."""
+        """Raise TaskError if an option is not a plain value, since options are sent as JSON."""
         self._about = {
             "suite": suite,
             "options": dict(options),
@@ -272,7 +281,7 @@ class IsolatedEnv:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None while there is none."""
+        """The id of the process; None while there is none."""
         return None if self._process is None else self._process.pid
 
     async def call(
@@ -294,7 +303,7 @@ class IsolatedEnv:
                 message = await read(process.stdout)
                 while QUEUED in message[0]:
                     fields = message[0][QUEUED]
-                    clock.tell(None if fields is None else SharedWait(**fields))
+                    clock.note_queue(None if fields is None else SharedWait(**fields))
                     message = await read(process.stdout)
         except TimeoutError:
             overrun = clock.overrun(what, deadline_s)
@@ -303,7 +312,7 @@ class IsolatedEnv:
         except (asyncio.IncompleteReadError, ConnectionError):
             raise EnvError(f"{self.name}: {what}: its process {await self._end()}") from None
         except BaseException:
-            await self._end()  # half an answer may be on its way
+            await self._end()  # half an answer may be in the pipe
             raise
         finally:
             clock.end()
@@ -323,7 +332,9 @@ class IsolatedEnv:
 
     async def _start(self) -> asyncio.subprocess.Process:
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "dart_cli.env.child"),
+            sys.executable,
+            "-m",
+            "dart_cli.env.child",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -333,9 +344,9 @@ class IsolatedEnv:
         return self._process
 
     async def _end(self) -> str:
-        """Kill the process and its child processes; returns how it had ended, if it had.
+        """Kill the process with its children, and return in words how it ended before that, if it did.
 
-        Waits for this even if cancelled: the process would be left behind otherwise.
+        This waits even if it is cancelled, since the process would be left behind otherwise.
         """
         process, self._process = self._process, None
         if process is None:
@@ -349,12 +360,13 @@ class IsolatedEnv:
 
     async def _kill(self, process: asyncio.subprocess.Process) -> str:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.2):  # if it is exiting by itself, get its exit code
+            async with asyncio.timeout(0.2):  # a process that is exiting by itself gives its code
                 await process.wait()
         code = process.returncode
         if code is None:
             await asyncio.to_thread(kill_tree, process.pid)
-        with contextlib.suppress(ProcessLookupError):  # what is left of one that died by itself
+        # Children of a process that died by itself may still run.
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         if process.stdin is not None:
             process.stdin.close()
@@ -369,6 +381,6 @@ class IsolatedEnv:
 
 
 async def read(stream: asyncio.StreamReader) -> PipeMessage:
-    """Return the next frame. Raises asyncio.IncompleteReadError at the end, EnvError for one too large."""
+    """Return the next frame. Raises asyncio.IncompleteReadError at the end, EnvError if it is too large."""
     header, blob = lengths(await stream.readexactly(LENGTHS.size))
     return json.loads(await stream.readexactly(header)), await stream.readexactly(blob)

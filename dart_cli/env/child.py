@@ -1,13 +1,15 @@
-"""The process of one environment: `python -m dart_cli.env.child`, started by IsolatedEnv.
+"""The process of one environment: `python -m dart_cli.env.child`, which IsolatedEnv starts.
 
-    main             reads what to make, then answers calls one by one until told to close
-    pack, read_from  a JSON header and a blob (a screenshot) as one frame, and back
-    encoded, decoded an answer in plain values, and back
+    main             reads which environment to make, then answers calls one by one until `close` is called
+    EnvServer        the environment, and the reply to each call
+    plain            writes the arguments of a call as plain values
+    pack, read_from  write and read a frame: a JSON header and a blob (a screenshot)
+    encoded, decoded write an answer as plain values, and read it again
 
-A frame is two lengths of four bytes, big-endian, then header and blob. Both are bounded, so that a
-faulty process cannot make its slot allocate more. All output of the environment goes to stderr: stdout is
-the pipe. While a call is in a queue (envs/contract/queueing.py), frames with QUEUED come before its answer. The
-process and all processes that it started end with the slot's process, even if that is killed.
+A frame is two lengths of four bytes, big-endian, then header and blob. Both are bounded, so that a faulty
+process cannot make its slot allocate more. All output of the environment goes to stderr, since stdout is the
+pipe. While a call is in a queue (envs/contract/queueing.py), frames with QUEUED are sent before its answer.
+The process and all processes that it started end with the slot's process, even if that is killed.
 """
 
 from __future__ import annotations
@@ -42,15 +44,16 @@ LENGTHS = struct.Struct(">II")
 MOST_HEADER = 2**24  # bytes
 MOST_BLOB = 2**28
 QUEUED = "shared_wait"
-"""In the header of a frame that is no answer: what the call is in a queue for; None once it goes on."""
+"""Key in the header of a frame that is not an answer. Its value is what the call is in a queue for (a
+SharedWait as a dictionary), or None as soon as the call goes on."""
 
 PipeMessage = tuple[dict[str, Any], bytes]
 
 
 def main() -> None:
-    """Serve until the pipe ends or `close` is called."""
+    """Answer calls until the pipe ends or `close` is called."""
     take_streams()
-    keep_going()  # what an environment prints is no result
+    keep_going()  # output of an environment is not a result: a closed stream must not end the process
     requests, output = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -66,15 +69,15 @@ def main() -> None:
         output.write(pack(header, blob))
         output.flush()
 
-    def tell(shared_wait: SharedWait | None) -> None:
+    def report_queue(shared_wait: SharedWait | None) -> None:
         send({QUEUED: None if shared_wait is None else asdict(shared_wait)})
 
     try:
-        # The slot is gone where the pipe is broken, as at its end.
-        with contextlib.suppress(BrokenPipeError), answering(PendingCall(tell)):
+        # A broken pipe means that the slot's process has ended, like the end of the pipe.
+        with contextlib.suppress(BrokenPipeError), answering(PendingCall(report_queue)):
             while (request := read_from(requests)) is not None and request[0]["call"] != "close":
                 send(*server.answer(**request[0]))
-        # The slot has asked to close, or is gone; in the latter case _end is the deadline.
+        # The slot has asked to close, or its process has ended; in the latter case _end is the deadline.
         answer = server.answer("close")
     finally:
         kill_below(os.getpid())
@@ -83,7 +86,7 @@ def main() -> None:
 
 
 class EnvServer:
-    """One environment, made at the first call."""
+    """One environment, which is made at the first call."""
 
     def __init__(
         self, suite: str, options: Mapping[str, Any], observe: list[str], screens: StoredEncoding
@@ -95,7 +98,7 @@ class EnvServer:
         self._env: GuiEnv | None = None
 
     def answer(self, call: str, **payload: Any) -> PipeMessage:
-        """Return the reply to a call; an error is a reply, too."""
+        """Return the reply to a call. An error of the environment is a reply as well."""
         try:
             if call == "close":
                 if self._env is not None:
@@ -113,17 +116,17 @@ class EnvServer:
 
 
 def plain(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a call is told, in plain values."""
-    told = dict(payload)
-    if isinstance(task := told.get("task"), Task):
-        told["task"] = task.id
-    if "action" in told:
-        told["action"] = action_to_dict(told["action"])
-    return told
+    """Return the arguments of a call as plain values: a task by its id, an action as a dictionary."""
+    arguments = dict(payload)
+    if isinstance(task := arguments.get("task"), Task):
+        arguments["task"] = task.id
+    if "action" in arguments:
+        arguments["action"] = action_to_dict(arguments["action"])
+    return arguments
 
 
 def encoded(call: str, answer: Any) -> PipeMessage:
-    """Return the answer to a call in plain values, its screenshot beside it."""
+    """Return (header, screenshot) of the answer to a call, in plain values."""
     blob = b""
     if isinstance(answer, Began | StepResult):
         blob = answer.observation.screenshot
@@ -132,7 +135,7 @@ def encoded(call: str, answer: Any) -> PipeMessage:
 
 
 def decoded(call: str, message: PipeMessage) -> Any:
-    """Return the answer to a call. Raises EnvError, or what the environment raised."""
+    """Return the answer that `encoded` wrote."""
     header, blob = message
     answer = _adapter(call).validate_python(header["answer"])
     if isinstance(answer, Began | StepResult):
@@ -143,19 +146,20 @@ def decoded(call: str, message: PipeMessage) -> Any:
 @cache
 def _adapter(call: str) -> TypeAdapter[Any]:
     adapter: TypeAdapter[Any] = TypeAdapter(ANSWERS.get(call, None))
-    # envs.contract.base names these as types alone: what only checks a configuration loads no messages.
+    # envs.contract.base imports these only for type checks, so that checking a configuration loads no
+    # messages.
     adapter.rebuild(_types_namespace={"Judgement": Judgement, "Outcome": Outcome})
     return adapter
 
 
 def pack(header: dict[str, Any], blob: bytes = b"") -> bytes:
-    """One frame."""
+    """Return a frame as bytes."""
     text = json.dumps(header).encode()
     return LENGTHS.pack(len(text), len(blob)) + text + blob
 
 
 def read_from(file: BinaryIO) -> PipeMessage | None:
-    """Return the next frame; None at the end of the file. Raises EnvError for one too large."""
+    """Return the next frame; None at the end of the file. Raises EnvError if the frame is too large."""
     head = file.read(LENGTHS.size)
     if len(head) < LENGTHS.size:
         return None
@@ -164,7 +168,7 @@ def read_from(file: BinaryIO) -> PipeMessage | None:
 
 
 def lengths(head: bytes) -> tuple[int, int]:
-    """Return the lengths in the head of a frame. Raises EnvError beyond the bounds."""
+    """Return the two lengths at the head of a frame. Raises EnvError if one is above its bound."""
     header, blob = LENGTHS.unpack(head)
     if header > MOST_HEADER or blob > MOST_BLOB:
         raise EnvError(f"a frame of {header} + {blob} bytes; at most {MOST_HEADER} + {MOST_BLOB}")
@@ -172,7 +176,7 @@ def lengths(head: bytes) -> tuple[int, int]:
 
 
 def _end() -> None:
-    """End this process and all that it started."""
+    """Kill all processes that this process started, then this process."""
     kill_below(os.getpid())
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,6 +1,6 @@
-"""Requests to data: leases and hand-ins, repeated for as long as data is absent.
+"""Requests to the data service, which are repeated as long as the service is absent.
 
-DataClient       leases a task, hands steps and ends in; the TrajectorySink of an episode
+DataClient       leases tasks and submits steps and ends; the TrajectorySink of an episode
 LeaseWaitStats   how long slots waited for leases
 """
 
@@ -36,20 +36,21 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 GIVE_BACK_S = 2.0
-"""Seconds a stopping process takes to return its leases to data; else they expire."""
+"""Seconds that a stopping process tries to return its leases to the data service; otherwise they expire."""
 
 STORE_PAUSE_S = 1.0
-"""Pause after a failure of data's database, before the next request."""
+"""Seconds between a failure of the data service's database and the next request."""
 
 LAST_LEASE_S = 5.0
-"""Longer than data holds a request for a lease: one that is on its way is not given up."""
+"""Seconds that a request for a lease may take beyond the caller's limit. The data service holds such a
+request for less than this, so that a lease that is already granted is not lost."""
 
 LEAST_PAUSE_S = 0.02
-"""Shortest pause between two requests for a lease, whatever data asks for."""
+"""Shortest pause between two requests for a lease, whatever pause the data service asks for."""
 
 
 class LeaseWaitStats:
-    """Seconds from a slot's first request for a lease until it has one, even if there was no work."""
+    """Statistics of the seconds from a slot's first request for a lease until it has one."""
 
     def __init__(
         self,
@@ -57,14 +58,14 @@ class LeaseWaitStats:
         within_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the 99th percentile of the `newest` leases, and of these within `within_s` alone.
+        """Compute the 99th percentile over the `newest` leases that are not older than `within_s`.
 
-        At the start all slots ask at once: of 2,048 the last one waits for seconds, which says nothing
-        about later waits.
+        At the start all slots ask at once: the last of 2,048 waits for seconds, which does not predict later
+        waits.
         """
         self._count = 0
         self._total_s = 0.0
-        self._newest: deque[tuple[float, float]] = deque(maxlen=newest)  # when, and seconds
+        self._newest: deque[tuple[float, float]] = deque(maxlen=newest)  # (time, seconds waited)
         self._within_s = within_s
         self._clock = clock
 
@@ -75,7 +76,7 @@ class LeaseWaitStats:
         self._newest.append((self._clock(), seconds))
 
     def gauges(self) -> dict[str, float]:
-        """For the heartbeat: `leases`, `lease_wait_s` (summed), `lease_p99_s` (0 without one)."""
+        """Return the gauges `leases`, `lease_wait_s` (sum) and `lease_p99_s` (0 if there was no lease)."""
         since = self._clock() - self._within_s
         ordered = sorted(seconds for at, seconds in self._newest if at >= since)
         p99_s = ordered[int(0.99 * len(ordered))] if ordered else 0.0
@@ -87,7 +88,7 @@ class LeaseWaitStats:
 
 
 class DataClient:
-    """Leases and hand-ins. Waits as long as data is absent or its disk is full."""
+    """A client of the data service. It waits as long as the service is absent or its disk is full."""
 
     def __init__(
         self,
@@ -97,10 +98,11 @@ class DataClient:
         heartbeat: HeartbeatSender,
         joined: asyncio.Event | None = None,
     ) -> None:
-        """`leases` is a connection of its own. Nothing is leased before `joined` is set.
+        """Send leases over the connection `leases`, and all else over `requester`.
 
-        Data holds a request for a lease for seconds, and a connection has a bounded number in flight:
-        hundreds of free slots would keep the steps of others waiting.
+        The data service holds a request for a lease for seconds, and a connection has a bounded number of
+        requests in flight: over one connection, hundreds of free slots would delay the steps of others.
+        Nothing is leased before `joined` is set.
         """
         self._requester = requester
         self._lease_requester = leases
@@ -111,16 +113,16 @@ class DataClient:
         self._warnings = RepeatedWarnings(logger)
 
     def close(self) -> None:
-        """Log the warnings that were not logged yet."""
+        """Log the warnings that have not been logged yet."""
         self._warnings.close()
 
     async def lease(self, request: LeaseRequest, within_s: float = math.inf) -> Lease:
-        """Wait for a task to play; the heartbeat reports why there is none yet.
+        """Wait for a lease and return it; the heartbeat reports why there is none yet.
 
-        Raises DeadlineError after `within_s` with what the wait was for, TaskError where the request names no
-        task of the run.
+        Raises DeadlineError after `within_s` seconds, with the reason of the wait, and TaskError if the
+        request names a task that the run does not have.
         """
-        since, what = time.monotonic(), "a lease from data"
+        since, what = time.monotonic(), "a lease from the data service"
         try:
             async with asyncio.timeout(None if within_s == math.inf else within_s + LAST_LEASE_S):
                 if self._joined is not None and not self._joined.is_set():
@@ -131,31 +133,34 @@ class DataClient:
                     if reply.lease is not None:
                         self.leases.note(time.monotonic() - since)
                         return reply.lease
-                    what = f"a lease from data: {reply.reason}"
+                    what = f"a lease from the data service: {reply.reason}"
                     pause_s = max(reply.retry_after_s, LEAST_PAUSE_S)
                     await self._reporting(asyncio.sleep(pause_s), what, since, "lease")
         except TimeoutError:
-            told = f"waited {within_s:g} s for {what}: dart data does not answer"
-            raise DeadlineError(told) from None
+            message = f"waited {within_s:g} s for {what}: dart data does not answer"
+            raise DeadlineError(message) from None
         raise DeadlineError(f"waited {waited_s:.0f} s for {what}")
 
     async def step(self, record: StepRecord) -> Ack:
-        """Hand a step in; returns when data has it."""
-        return await self._hand_in(record)
+        """Submit a step and return the acknowledgement."""
+        return await self._submit(record)
 
     async def end(self, end: TrajectoryEnd) -> Ack:
-        """Hand the end in; returns when data has it."""
-        return await self._hand_in(end)
+        """Submit the end of a trajectory and return the acknowledgement."""
+        return await self._submit(end)
 
     async def give_back(self, end: TrajectoryEnd) -> None:
-        """Return a lease to data, if it answers within `GIVE_BACK_S`; else the lease expires."""
+        """Return a lease.
+
+        If the data service does not answer within `GIVE_BACK_S`, the lease expires later.
+        """
         try:
             await self._requester.request(end, GIVE_BACK_S)
         except DartError as error:
             self._warnings.add(f"a lease was not given back, and expires: {error}")
 
-    async def _hand_in(self, request: StepRecord | TrajectoryEnd) -> Ack:
-        what = f"data to take {request.trajectory_id}"
+    async def _submit(self, request: StepRecord | TrajectoryEnd) -> Ack:
+        what = f"the data service to take {request.trajectory_id}"
         reply = await self._insist(request, what, time.monotonic(), "data", self._requester)
         assert isinstance(reply, Ack)
         return reply
@@ -163,9 +168,10 @@ class DataClient:
     async def _insist(
         self, request: Request, what: str, since: float, on: str, requester: Requester
     ) -> Reply:
-        """Repeat the request until it is answered, under the same id unless data's database fails.
+        """Repeat the request until it is answered, and return the answer.
 
-        A database failure ends the data process; the next one accepts the request.
+        The id stays the same, except after a failure of the data service's database: that failure ends the
+        service, and the next one accepts the request under a new id.
         """
         request_id = uuid.uuid4().bytes
         while True:
@@ -175,7 +181,7 @@ class DataClient:
             except DeadlineError as error:
                 self._warnings.add(f"{error}; asking again")
             except StoreError as error:
-                self._warnings.add(f"data: {error}; asking again")
+                self._warnings.add(f"the data service: {error}; asking again")
                 request_id = uuid.uuid4().bytes  # the old id would only get the old answer
                 await self._reporting(asyncio.sleep(STORE_PAUSE_S), what, since, on)
 

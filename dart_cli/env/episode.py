@@ -1,17 +1,19 @@
 """One episode: reset -> (ask the policy -> read its text -> act) ... -> verdict.
 
-    ActionSpec          how texts become actions, and what the policy sees of the past
-    Policy              answers a screen with a completion: a router, or an engine in-process
-    TrajectorySink      keeps the steps and the end: data, or a list in memory
-    Episode             the control flow; `phase` is what it does now
-    play_episode        the same as one call
-    slot_timer          where a slot's time goes, updated by the episodes it plays
-    already_true        why an episode cannot begin
-    stop_reason_after   whether an action ended it
-    admitted            the verdict that counts
-    BROKE               ends after which the environment is renewed
+    ActionSpec          how texts become actions, and what the policy sees of earlier steps
+    Policy              the protocol of what answers a screen with a completion: a router, or an engine
+                        of this process
+    TrajectorySink      the protocol of what keeps the steps and the end: the data service, or a list in
+                        memory
+    Episode             the control flow of an episode; `phase` is what it does now
+    play_episode        plays an episode in one call
+    slot_timer          makes the timer of a slot, which the slot's episodes update
+    already_true        returns why an episode cannot begin
+    stop_reason_after   returns why an action ended an episode
+    admitted            returns the verdict that counts
+    BROKE               stop reasons after which the environment is renewed
 
-Used by `dart env` for training and by `dart eval` for evaluation, so that both play the same way.
+`dart env` (training) and `dart eval` (evaluation) both use this module, so that they play the same way.
 """
 
 from __future__ import annotations
@@ -70,14 +72,14 @@ _COUNTS_AS: dict[Phase, str] = {
 
 
 OBSERVE_CHARS = 8000
-"""Most characters of each text beside a screenshot in a prompt; what is cut says so."""
+"""Most characters of each text beside a screenshot in a prompt; a text that was cut contains a note of it."""
 
 BROKE: frozenset[StopReason] = frozenset({"broken", "environment"})
-"""Ends after which the environment is renewed."""
+"""Stop reasons after which the environment is renewed."""
 
 
 class Policy(Protocol):
-    """Answers screens."""
+    """A policy, which answers a screen with a completion."""
 
     async def act(self, request: ActRequest) -> Completion:
         """Return the policy's completion for one screen. Raises BusError, EngineError."""
@@ -85,14 +87,14 @@ class Policy(Protocol):
 
 
 class TrajectorySink(Protocol):
-    """Keeps the trajectory. An Ack that is not accepted means that the lease was taken back."""
+    """Something that keeps a trajectory. An Ack that is not accepted means that the lease was taken back."""
 
     async def step(self, record: StepRecord) -> Ack:
         """Keep one step."""
         ...
 
     async def end(self, end: TrajectoryEnd) -> Ack:
-        """Keep the end; all steps have been acknowledged before."""
+        """Keep the end. All steps have been acknowledged before this call."""
         ...
 
 
@@ -102,15 +104,18 @@ class ActionSpec:
 
     action_parser: ActionParser
     history: History
-    coordinate_map_of: Callable[
-        [int, int], CoordinateMap
-    ]  # (width, height) of a screenshot -> its coordinate map
-    previous: Previous | None = None  # how earlier steps are told, where the template shows them
+    # (width, height) of a screenshot -> its coordinate map
+    coordinate_map_of: Callable[[int, int], CoordinateMap]
+    # How the prompt describes earlier steps; None where its template does not show them.
+    previous: Previous | None = None
 
     def read(
         self, text: str, screen: Observation, pointer: tuple[int, int] | None
     ) -> tuple[Action | None, str]:
-        """Return what a text means on a screen whose pointer is there; None, and why it is no action."""
+        """Return (action, "") for a text that is an action, else (None, why it is not an action).
+
+        `pointer` is the pixel of the pointer on the screen, None where it is unknown.
+        """
         try:
             coordinates = self.coordinate_map_of(screen.width, screen.height)
             return self.action_parser.parse(text, replace(coordinates, pointer=pointer)), ""
@@ -119,7 +124,7 @@ class ActionSpec:
 
 
 def action_spec_of(config: Config) -> ActionSpec:
-    """Return the action parser, coordinates, history and rule for malformed texts of a configuration."""
+    """Return the action parser, coordinates and history that a configuration asks for."""
     policy, resize = config.policy, resize_of(config)
     return ActionSpec(
         action_parser=make_action_parser(policy.action_parser),
@@ -132,35 +137,36 @@ def action_spec_of(config: Config) -> ActionSpec:
 
 
 def slot_timer() -> PhaseTimer:
-    """Where a slot's time goes, every second in one phase.
+    """Return a timer that counts each second of a slot in one of these phases.
 
-    idle       no lease, or handing in: it waits for data or for rollout workers
+    idle       the slot has no lease, or submits a step or an end: it waits for the data service or a rollout
+               worker
     resetting  the environment is reset to the start of a task
-    queueing   it waits for what environments share, e.g. for others to boot
-    waiting    for a completion
-    playing    the environment acts or is judged
-    dead       after a failure, until it leases again
+    queueing   the environment waits for what environments share, e.g. until others have booted
+    waiting    the slot waits for a completion
+    playing    the environment acts or evaluates
+    dead       the slot pauses after a failure, until it leases again
     """
     return PhaseTimer(("idle", "resetting", QUEUEING, "waiting", "playing", "dead"), "idle")
 
 
 class _AbandonedError(DartError):
-    """The episode cannot go on although the environment works: the policy is missing."""
+    """The episode cannot go on although the environment works, since the policy does not answer."""
 
 
 class _LeaseLostError(_AbandonedError):
-    """Data has taken the lease back: it expired, or its trajectory is not needed any more."""
+    """The data service has taken the lease back: it expired, or the trajectory is not needed any more."""
 
 
 def already_true(task: Task, verdict: Verdict | None) -> str | None:
-    """Why an episode cannot begin: its task is true at reset. None where it can."""
+    """Return a message if the task is solved at reset, so that no episode can begin; else None."""
     if verdict is None or verdict.outcome != "pass" or not task.feasible:
         return None
     return f"{task.id} is true at reset: {verdict.reason}"
 
 
 def stop_reason_after(action: Action, stepped: StepResult) -> StopReason | None:
-    """Why an action ended the episode; None where it goes on."""
+    """Return why an action ended the episode; None if the episode goes on."""
     if isinstance(action, Fail):
         return "gave_up"
     if stepped.terminated or isinstance(action, Done | Answer):
@@ -169,7 +175,10 @@ def stop_reason_after(action: Action, stepped: StepResult) -> StopReason | None:
 
 
 def admitted(task: Task, stop_reason: StopReason, verdict: Verdict) -> Verdict:
-    """Return the verdict that counts: an infeasible task is passed only by action `fail`, not by doing nothing."""
+    """Return the verdict that counts.
+
+    An infeasible task is passed only by the action `fail`, not by doing nothing.
+    """
     if task.feasible or verdict.outcome != "pass" or stop_reason == "gave_up":
         return verdict
     reason = "the task cannot be done, and the policy did not say so"
@@ -184,12 +193,12 @@ async def play_episode(
     sink: TrajectorySink,
     action_spec: ActionSpec,
 ) -> TrajectoryEnd:
-    """Play one lease to its end and hand everything in. Raises what the sink raises."""
+    """Play one lease to its end and submit its steps and its end. Raises what the sink raises."""
     return await Episode(env, lease, task, policy, sink, action_spec).play()
 
 
 class Episode:
-    """One lease being played. Its numbers may be read at any time, from the same event loop."""
+    """A lease that is being played. Its attributes may be read at any time from the same event loop."""
 
     def __init__(
         self,
@@ -201,11 +210,11 @@ class Episode:
         action_spec: ActionSpec,
         timer: PhaseTimer | None = None,
     ) -> None:
-        """`timer` is the slot's, a `slot_timer`."""
+        """Prepare to play `task` for `lease`. `timer` is the slot's timer (`slot_timer`)."""
         self.lease = lease
         self.phase: Phase = "reset"
-        self.steps = 0  # submitted
-        self.lease_lost = False  # data took it back; the end counts for nothing
+        self.steps = 0  # number of submitted steps
+        self.lease_lost = False  # the data service took the lease back: the end counts for nothing
         self.reset_s = 0.0
         self._timer = timer or slot_timer()
         self._env = env
@@ -214,23 +223,21 @@ class Episode:
         self._sink = sink
         self._action_spec = action_spec
         self._turns: list[Turn] = []
-        self._actions: list[
-            str
-        ] = []  # of each step what it says of its action, where prompts tell it
-        self._pointer: tuple[int, int] | None = None  # pixel, as far as actions have moved it
-        self._hashes: list[str] = []  # of the turns' screenshots; each is hashed once
+        self._actions: list[str] = []  # a summary of each step's action, where prompts show it
+        self._pointer: tuple[int, int] | None = None  # pixel; None until an action has moved it
+        self._hashes: list[str] = []  # hashes of the turns' screenshots, each computed once
         self._screen_hash = ""
-        self._observed_text = ""  # of the screen that the policy is asked about
+        self._observed_text = ""  # texts beside the screen that the policy is asked about
         self._screen: Observation | None = None
-        self._ack: asyncio.Task[Ack] | None = None  # of the newest step, while it is on its way
+        self._ack: asyncio.Task[Ack] | None = None  # the submission of the newest step, if pending
         self._began = time.monotonic()
 
     async def play(self) -> TrajectoryEnd:
-        """Play to the end and hand everything in; returns the end as it was submitted.
+        """Play to the end, submit the end and return it.
 
-        A broken environment, evaluator or policy gives an invalid outcome; an environment that the
-        policy's own action broke, a failure. Raises what the sink raises. Cancelled, it leaves the steps
-        that were submitted; see `cancelled`.
+        The outcome is `invalid` if the environment, the evaluator or the policy broke, and `fail` if an
+        action of the policy broke the environment. Raises what the sink raises. If this call is cancelled,
+        the steps that were submitted stay with the sink; the caller submits the end (`cancelled`).
         """
         try:
             try:
@@ -254,7 +261,7 @@ class Episode:
         return end
 
     def cancelled(self, reason: str) -> TrajectoryEnd:
-        """Return the end of an episode that was cancelled before its own."""
+        """Return the end to submit for an episode whose `play` was cancelled."""
         return self._end("cancelled", Verdict("invalid", reason))
 
     def _enter(self, phase: Phase) -> None:
@@ -267,7 +274,7 @@ class Episode:
         screen, instruction = await self._env.reset(self._task, self.lease.task_seed)
         self._screen = screen
         self.reset_s = time.monotonic() - began - self._env.queued_s
-        if (reason := already_true(self._task, await self._env.judge_start())) is not None:
+        if (reason := already_true(self._task, await self._env.evaluate_start())) is not None:
             return "environment", Verdict("invalid", reason)
         for step in range(self.lease.max_steps):
             self._screen_hash = content_hash(screen.screenshot)
@@ -276,7 +283,7 @@ class Episode:
             completion, model_s = await self._ask(request)
             action, error = self._action_spec.read(completion.text, screen, self._pointer)
             if action is None:
-                await self._hand_in(
+                await self._submit(
                     record_of(request, screen, completion, None, error, model_s, 0.0)
                 )
                 return "malformed", Verdict("fail", error)
@@ -286,12 +293,12 @@ class Episode:
                 return "broken", Verdict("fail", str(caused))
             self._screen = stepped.observation
             if (stop := stop_reason_after(action, stepped)) is not None:
-                return await self._judge(stop)
+                return await self._evaluate(stop)
             self._remember(completion, screen)
             screen = self._screen
-        return await self._judge("step_limit")
+        return await self._evaluate("step_limit")
 
-    async def _judge(self, stop_reason: StopReason) -> tuple[StopReason, Verdict]:
+    async def _evaluate(self, stop_reason: StopReason) -> tuple[StopReason, Verdict]:
         self._enter("env")
         try:
             return stop_reason, admitted(self._task, stop_reason, await self._env.evaluate())
@@ -315,12 +322,14 @@ class Episode:
         )
 
     def _previous(self) -> str:
-        """Return the steps before the turns that the prompt shows."""
-        told = self._action_spec.previous
-        return told.text(self._actions[: len(self._actions) - len(self._turns)]) if told else ""
+        """Return the description of the steps that are older than the turns in the prompt."""
+        previous = self._action_spec.previous
+        if previous is None:
+            return ""
+        return previous.text(self._actions[: len(self._actions) - len(self._turns)])
 
     def _text_beside(self, screen: Observation) -> str:
-        """Return the texts that came with the screenshot, as the policy reads them."""
+        """Return the texts that came with the screenshot, as the prompt shows them."""
         if not screen.texts:
             return ""
         spec = self._action_spec
@@ -347,7 +356,7 @@ class Episode:
         action: Action,
         model_s: float,
     ) -> StepResult:
-        """Perform the action and hand the step in, also where the environment broke on it."""
+        """Perform the action and submit the step, even if the environment broke on it."""
         self._enter("env")
         began = time.monotonic()
         broken: EnvError | None = None
@@ -360,7 +369,7 @@ class Episode:
             broken = error
         seconds = time.monotonic() - began
         record = record_of(request, screen, completion, action, "", model_s, seconds, reward)
-        await self._hand_in(record)
+        await self._submit(record)
         if broken is not None:
             raise broken
         return stepped
@@ -372,30 +381,31 @@ class Episode:
         text = self._action_spec.action_parser.as_history(completion.text)
         token_ids = completion.sampled.token_ids
         if history.evicts and token_ids:
-            text = completion.text  # only the tokens themselves extend the prompt that drew them
-        elif text != completion.text and not self._pointed_alone(text, completion):
-            token_ids = []  # the action parser shows another text
+            # Only the sampled tokens themselves extend the prompt that they were sampled for.
+            text = completion.text
+        elif text != completion.text and not self._differs_in_points_only(text, completion):
+            token_ids = []  # the history shows another text than the sampled one
         turn = Turn(
             text=text,
             screenshot=screen.screenshot,
             token_ids=token_ids,
             observed_text=self._observed_text,
         )
-        # What history hides now it hides ever after, so its screenshots need not be kept.
+        # A screenshot that the history hides now stays hidden, so it need not be kept.
         self._turns = history.visible([*self._turns, turn])
-        shown = sum(turn.screenshot is not None for turn in self._turns)
+        image_count = sum(turn.screenshot is not None for turn in self._turns)
         hashes = [*self._hashes, self._screen_hash]
-        self._hashes = hashes[len(hashes) - shown :]
+        self._hashes = hashes[len(hashes) - image_count :]
 
-    def _pointed_alone(self, text: str, completion: Completion) -> bool:
-        """Whether `text` differs in how points are written alone, and the policy wrote none but pointed."""
+    def _differs_in_points_only(self, text: str, completion: Completion) -> bool:
+        """Return True if the policy used its pointing head, and `text` differs only in written points."""
         action_parser = self._action_spec.action_parser
         if not completion.sampled.patches or not isinstance(action_parser, PointParser):
             return False
         return split_text(action_parser, text)[0] == split_text(action_parser, completion.text)[0]
 
-    async def _hand_in(self, record: StepRecord) -> None:
-        """Send the step while the episode goes on; steps leave one at a time, in their order."""
+    async def _submit(self, record: StepRecord) -> None:
+        """Begin to submit the step; the episode goes on meanwhile. Steps are sent one at a time, in order."""
         self._enter("submit")
         await self._settle()
         self._ack = asyncio.create_task(self._sink.step(record))
@@ -435,7 +445,7 @@ def record_of(
     env_s: float,
     reward: float | None = None,
 ) -> StepRecord:
-    """Return a step as data keeps it."""
+    """Return a step as the data service stores it."""
     return StepRecord(
         trajectory_id=request.trajectory_id,
         step=request.step,

@@ -1,9 +1,9 @@
-"""The processes that one that plays speaks with: data, rollout workers, all by telemetry.
+"""The connections of a process that plays: to the data service, rollout workers and the telemetry of all.
 
-    Peers       the connections, and what comes over them
-    connected   open while a block runs
+    Peers       the connections, and the messages that arrive over them
+    connected   opens them while a block runs
 
-Used by `dart env` and by `dart serve`.
+`dart env` and `dart serve` use this module.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Peers:
-    """What a process that plays is connected with."""
+    """The connections of a process that plays."""
 
-    heartbeat: HeartbeatSender  # its own; begins where it is entered
-    data: DataClient
+    heartbeat: HeartbeatSender  # of this process; it sends while it is entered
+    data_service: DataClient
     router: RolloutRouter
     telemetry: AsyncIterator[Message]
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Data has said that the run is over."""
+    """Is set when the data service reports that the run is over."""
 
     async def listen(self) -> None:
-        """Follow telemetry: heartbeats -> router; RunState -> the end of the run."""
+        """Read telemetry until cancelled: pass heartbeats to the router; set `over` at the end of the run."""
         async for message in self.telemetry:
             if isinstance(message, Heartbeat):
                 self.router.observe(message)
@@ -62,9 +62,9 @@ async def connected(
     *,
     endpoint: str = "",
 ) -> AsyncIterator[Peers]:
-    """Yield the connections of `worker`; its heartbeat tells `load()` and its `endpoint`, where it has one.
+    """Yield the connections of `worker`. Its heartbeat reports `load()`, and its `endpoint` if it has one.
 
-    Raises UserError where the data service refuses its settings.
+    Raises UserError if the data service refuses its settings.
     """
     endpoints, curve = run_endpoints(config), run_curve(config)
     async with AsyncExitStack() as stack:
@@ -90,15 +90,15 @@ async def connected(
         )
         stack.push_async_callback(router.close)
         joining = Joining(config, role, worker, requester)
-        data = DataClient(requester, leases, limits.DEADLINE_S, heartbeat, joining.joined)
-        stack.callback(data.close)
+        data_service = DataClient(requester, leases, limits.DEADLINE_S, heartbeat, joining.joined)
+        stack.callback(data_service.close)
 
-        def awaits() -> str:
+        def awaited() -> str:
             if not requester.connected:
                 return data_awaited(config)
             return "" if router.ready() else router.missing()
 
-        await stack.enter_async_context(announced_waits(awaits))
+        await stack.enter_async_context(announced_waits(awaited))
         await stack.enter_async_context(background(joining.keep()))
         telemetry = receive_telemetry(subscriber, config, lambda: requester.connected)
-        yield Peers(heartbeat, data, router, telemetry)
+        yield Peers(heartbeat, data_service, router, telemetry)

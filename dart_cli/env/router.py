@@ -1,16 +1,21 @@
-"""Routes each request to a rollout worker: the least loaded one, and another one if it fails.
+"""Routes each request to the least loaded rollout worker, and to another one if that fails.
 
-A worker may be asked if it is alive and connected, its state is `ready` (or `syncing`, where none is
-ready), and its weights are at most `max_staleness` versions behind the newest. Of these
-`choose` takes one. When its connection is lost, or it falls silent or stops, the same
-request, with the same id, goes to another. A worker counts as silent only while other processes are
-heard: if no heartbeat arrives at all, data is absent, and the workers stay in use.
+    fresh           leaves out workers whose weights are too old
+    choose          chooses a worker among candidates
+    RolloutRouter   the policy of an episode: all rollout workers of the run behind `act`
+    RoutingStats    the counters of a router
 
-The choice is pure, so that it can be simulated: the worker with the fewest requests of this process in flight
-wins, then the one with the fewest trajectories assigned, then chance. Requests of other processes are left out
-on purpose: they are known from heartbeats up to a second old, and by these all processes of a run would choose
-the same worker until the next heartbeat (Mitzenmacher, "How useful is old information?", 2000).
-tests/env/test_load_balancing.py simulates both.
+A worker is a candidate if it is alive and connected, its state is `ready` (or `syncing`, if no worker is
+ready), and its weights are at most `max_staleness` versions behind the newest. `choose` takes one of the
+candidates. If the connection to it is lost, or it falls silent or stops, the same request is sent to another
+worker with the same id. A worker counts as silent only while heartbeats of other processes arrive: if none
+arrives at all, the data service, which forwards them, is absent, and the workers stay in use.
+
+`choose` is a pure function, so that it can be simulated: the worker with the fewest requests of this process
+in flight wins, then the one with the fewest trajectories assigned, then a random one. Requests of other
+processes are left out on purpose: this process sees them only in heartbeats, which are up to a second old, so
+that all processes of a run would choose the same worker until the next heartbeat (Mitzenmacher, "How useful
+is old information?", 2000). tests/env/test_load_balancing.py simulates both.
 """
 
 from __future__ import annotations
@@ -39,29 +44,30 @@ A hit in the prefix cache saves most of a prefill; two more requests in a batch 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A rollout worker that could be asked."""
+    """A rollout worker that a request could be sent to."""
 
     name: str
     in_flight: int  # requests of this process
-    assigned: int  # trajectories of this process whose newest completion it gave
+    assigned: int  # trajectories of this process whose newest completion came from it
     policy_version: int
 
 
 def fresh(candidates: Sequence[Candidate], max_staleness: int) -> list[Candidate]:
-    """Those at most `max_staleness` versions behind the newest: completions of others would be too old."""
-    newest = max((each.policy_version for each in candidates), default=0)
-    return [each for each in candidates if newest - each.policy_version <= max_staleness]
+    """Return the candidates that are at most `max_staleness` versions behind the newest."""
+    newest = max((worker.policy_version for worker in candidates), default=0)
+    return [worker for worker in candidates if newest - worker.policy_version <= max_staleness]
 
 
 def choose(candidates: Sequence[Candidate], former: str, rng: Random) -> str:
-    """Return the name of the worker to ask, of at least one; `former` served this trajectory before.
+    """Return the name of the candidate to ask. There must be at least one.
 
-    The number of assigned trajectories estimates the coming load, so that a worker that has just
-    joined gets the next new trajectories.
+    `former` is the name of the worker that served this trajectory before, empty if there is none. The number
+    of assigned trajectories estimates the coming load, so that a worker that has just joined gets the next
+    new trajectories.
     """
-    least = min(candidates, key=lambda each: (each.in_flight, each.assigned, rng.random()))
-    for each in candidates:
-        if each.name == former and each.in_flight <= least.in_flight + AFFINITY:
+    least = min(candidates, key=lambda worker: (worker.in_flight, worker.assigned, rng.random()))
+    for worker in candidates:
+        if worker.name == former and worker.in_flight <= least.in_flight + AFFINITY:
             return former
     return least.name
 
@@ -71,11 +77,12 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.25
 """How often a waiting caller checks whether its worker, or any worker, is alive."""
 REPEAT_S = 15.0
-"""Time after which a request is repeated at the same worker. A lost connection is noticed at once; an
-earlier repeat would only cost, with megabytes of screenshots, and a completion may take long."""
+"""Seconds after which a request is repeated at the same worker. A lost connection is noticed at once; a
+request holds megabytes of screenshots and a completion may take long, so that an earlier repeat would only
+cost."""
 ABSENT_S = 900.0
-"""How long a completion waits, in all, while no worker can be asked: the episode keeps its screen and its lease
-meanwhile, and is invalid after that. A trainer or a host that starts again takes minutes."""
+"""Longest time, in all, that a completion waits while no worker can be asked. The episode keeps its screen
+and its lease meanwhile, and is invalid afterwards. A trainer or a host that starts again takes minutes."""
 
 _MAX_TRAJECTORIES = 16_384
 _ABSENT = f"no rollout worker is ready: {start('dart rollout')}"
@@ -87,11 +94,11 @@ class RoutingStats:
 
     rerouted: int = 0  # requests that went to another worker
     returning: int = 0  # requests of a trajectory that had a former worker
-    affine: int = 0  # of these, the ones that went to it again
+    affine: int = 0  # those of `returning` that went to the former worker again
     resumed: int = 0  # completions that went on after a suspension
 
     def gauges(self) -> dict[str, float]:
-        """For the heartbeat: `rerouted`, `resumed`, and `affine` as a share of those that could be."""
+        """Return the gauges `rerouted`, `resumed`, and `affine` (as a share of `returning`)."""
         share = self.affine / self.returning if self.returning else 0.0
         return {
             "rerouted": float(self.rerouted),
@@ -105,12 +112,12 @@ class _RolloutWorker:
     name: str
     endpoint: str
     requester: Requester
-    in_flight: int = 0  # of ours
+    in_flight: int = 0  # requests of this process
     assigned: int = 0  # trajectories in _served_by
 
 
 class RolloutRouter:
-    """The policy as environments see it: all rollout workers of the run behind `act`."""
+    """A policy for episodes: all rollout workers of the run behind `act`."""
 
     def __init__(
         self,
@@ -123,10 +130,11 @@ class RolloutRouter:
         dead_after_s: float = REROUTE_AFTER_S,
         waits: WaitReporter | None = None,
     ) -> None:
-        """`name` is the client's name at the workers; `deadline_s` bounds `act` over all workers.
+        """Set the limits; connections are made as heartbeats arrive.
 
-        Time in which no worker can be asked does not count towards it; `absent_s` bounds that.
-        A worker more than `max_staleness` versions behind the newest is avoided; None: no limit.
+        `name` is this client's name at the workers. `deadline_s` bounds a call of `act` over all workers;
+        time in which no worker can be asked does not count towards it, and is bounded by `absent_s`. A worker
+        more than `max_staleness` versions behind the newest is avoided (None: no limit).
         """
         self.routed = RoutingStats()
         self._name = name
@@ -138,9 +146,8 @@ class RolloutRouter:
         self._heard_at = time.monotonic()  # newest heartbeat of any process
         self._liveness = Liveness(dead_after_s, clock=lambda: self._heard_at)
         self._workers: dict[str, _RolloutWorker] = {}
-        self._served_by: OrderedDict[str, _RolloutWorker] = (
-            OrderedDict()
-        )  # by trajectory, newest last
+        # trajectory id -> the worker that served it last; the newest trajectory is last
+        self._served_by: OrderedDict[str, _RolloutWorker] = OrderedDict()
         self._chance = Random()  # noqa: S311 - unseeded: no two processes should draw alike
         self._news = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
@@ -152,23 +159,26 @@ class RolloutRouter:
         return sum(worker.in_flight for worker in self._workers.values())
 
     def ready(self) -> list[str]:
-        """Names of the workers that can be asked: the ready ones, else those taking new weights."""
+        """Return the names of the workers that can be asked: ready ones, else those taking new weights."""
         return [candidate.name for candidate in self._candidates()]
 
     def observe(self, heartbeat: Heartbeat) -> None:
-        """Learn from a rollout worker's heartbeat; any other shows that heartbeats arrive."""
+        """Note a heartbeat.
+
+        One of a rollout worker updates that worker; any other shows that heartbeats arrive.
+        """
         self._heard_at = time.monotonic()
         if heartbeat.role != "rollout" or not heartbeat.endpoint:
             return
         self._liveness.observe(heartbeat)
-        known = self._workers.get(heartbeat.worker)
-        if known is None or known.endpoint != heartbeat.endpoint:
+        worker = self._workers.get(heartbeat.worker)
+        if worker is None or worker.endpoint != heartbeat.endpoint:
             self._connect(heartbeat)
         self._drop_forgotten()
         self._news.set()
 
     async def wait_ready(self) -> None:
-        """Wait, as long as it takes, until some worker can be asked."""
+        """Wait without a deadline until a worker can be asked."""
         if self.ready():
             return
         began = time.monotonic()
@@ -177,7 +187,7 @@ class RolloutRouter:
                 await self._look()
 
     def missing(self) -> str:
-        """Return what is missing before a worker can be asked."""
+        """Return, in words, what this process waits for before it can ask a worker."""
         alive = self._liveness.alive("rollout")
         if not alive:
             return awaited("rollout")
@@ -186,12 +196,12 @@ class RolloutRouter:
         return f"{first.worker} to be ready: it {its}"
 
     async def act(self, request: ActRequest) -> Completion:
-        """One whole completion, however often it is suspended for the trainer's turn.
+        """Return one whole completion, however often it is suspended for the trainer's turn.
 
-        A suspended one is not passed on: the same request is sent again with its tokens, to any worker,
-        which holds it while the turn lasts. The last answer has all tokens; its times are the sums.
-        Raises DeadlineError, which names what was waited for; ProtocolError, EngineError and others
-        as a worker raised them.
+        A suspended completion is not returned: the same request is sent again with its tokens, to any worker,
+        which holds it until the turn is over. The last answer has all tokens; its times are the sums over all
+        answers. Raises DeadlineError with what this process waited for, and ProtocolError, EngineError and
+        others as a worker raised them.
         """
         queue_s = engine_s = 0.0
         while True:
@@ -205,9 +215,9 @@ class RolloutRouter:
             request = request.model_copy(update={"partial": partial, "pointed": completion.pointed})
 
     async def _act_once(self, request: ActRequest) -> Completion:
-        """Return what one worker answers; asks another one when a worker dies."""
+        """Return the answer of one worker; if that worker dies, ask another one."""
         request_id = uuid.uuid4().bytes
-        began, absent_s = time.monotonic(), 0.0  # in which no worker could be asked
+        began, absent_s = time.monotonic(), 0.0  # absent_s: time in which no worker could be asked
         where = f"step {request.step} of {request.trajectory_id}"
         last: _RolloutWorker | None = None
         while True:
@@ -231,14 +241,14 @@ class RolloutRouter:
             former.assigned -= 1
 
     async def close(self) -> None:
-        """Give up what is in flight and close all connections."""
+        """Give up the requests in flight and close all connections."""
         self._closed = True
         closing = [worker.requester.close() for worker in self._workers.values()]
         self._workers.clear()
         await asyncio.gather(*closing, *self._closing)
 
     async def _pick(self, trajectory_id: str, deadline: float) -> _RolloutWorker | None:
-        """Return the worker to ask; None when the deadline passes without one. Raises BusError if closed."""
+        """Return the worker to ask; None if there is none before the deadline. Raises BusError if closed."""
         candidates = self._candidates() or await self._candidates_before(deadline)
         if not candidates:
             return None
@@ -251,25 +261,28 @@ class RolloutRouter:
         return worker
 
     async def _candidates_before(self, deadline: float) -> list[Candidate]:
-        """Return the first that can be asked; none where the deadline passes without. Raises BusError."""
+        """Wait for candidates and return them; [] if there is none before the deadline.
+
+        Raises BusError if the router is closed.
+        """
         with self._reporting("a rollout worker to be ready", "rollout"):
-            while not (found := self._candidates()):
+            while not (candidates := self._candidates()):
                 if self._closed:
                     raise BusError(f"{self._name}: the router is closed")
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     break
                 await self._look(remaining)
-        return found
+        return candidates
 
     def _candidates(self) -> list[Candidate]:
         """Return the workers that can be asked, as `choose` sees them."""
         alive = [hb for hb in self._liveness.alive("rollout") if self._is_reachable(hb.worker)]
         for state in ("ready", "syncing"):
-            found = [self._candidate(hb) for hb in alive if hb.state == state]
-            if found:
+            candidates = [self._candidate(hb) for hb in alive if hb.state == state]
+            if candidates:
                 limit = self._max_staleness
-                return found if limit is None else fresh(found, limit)
+                return candidates if limit is None else fresh(candidates, limit)
         return []
 
     def _candidate(self, heartbeat: Heartbeat) -> Candidate:
@@ -277,12 +290,12 @@ class RolloutRouter:
         return Candidate(worker.name, worker.in_flight, worker.assigned, heartbeat.policy_version)
 
     def _is_reachable(self, name: str) -> bool:
-        """Whether its connection stands, or has not been made yet."""
+        """Return True if there is a connection to the worker that is not lost."""
         worker = self._workers.get(name)
         return worker is not None and not worker.requester.lost.is_set()
 
     def _settle(self, trajectory_id: str, worker: _RolloutWorker) -> None:
-        """Note who serves the trajectory from now on."""
+        """Note that `worker` serves the trajectory from now on."""
         self.forget(trajectory_id)
         self._served_by[trajectory_id] = worker
         worker.assigned += 1
@@ -305,10 +318,10 @@ class RolloutRouter:
                     await asyncio.wait(
                         [asking, losing], timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
                     )
-                    if not asking.done() and (losing.done() or self._gone(worker)):
+                    if not asking.done() and (losing.done() or self._is_gone(worker)):
                         return None
             if self._workers.get(worker.name) is not worker and asking.exception():
-                return None  # its connection was closed because it moved
+                return None  # the connection was closed because the worker has another address now
             reply = asking.result()
         finally:
             worker.in_flight -= 1
@@ -317,11 +330,12 @@ class RolloutRouter:
         assert isinstance(reply, Completion)  # the requester has checked it
         return reply
 
-    def _gone(self, worker: _RolloutWorker) -> bool:
-        """Whether to stop waiting: it is dead, replaced, or stopping while another is ready.
+    def _is_gone(self, worker: _RolloutWorker) -> bool:
+        """Return True if the worker is dead, replaced, or stopping while another one is ready.
 
-        State `starting` means a new process of the same name, since the worker was ready when asked:
-        it does not know the request and may load its model for longer than we may wait.
+        The worker was ready when it was asked, so that state `starting` means a new process of the same name.
+        That process has not received the request, and may load its model for longer than the request may
+        wait.
         """
         heartbeat = self._liveness.get(worker.name)
         if self._workers.get(worker.name) is not worker or heartbeat is None:
@@ -337,8 +351,8 @@ class RolloutRouter:
             requester = Requester(
                 heartbeat.endpoint, name=self._name, peer="dart rollout", curve=self._curve
             )
-        except DartError as error:  # its address is invalid, or not reachable for us
-            logger.error("%s cannot be asked: %s", heartbeat.worker, error)
+        except DartError as error:  # the address is invalid, or not reachable from this host
+            logger.error("rollout worker %s cannot be asked: %s", heartbeat.worker, error)
             return
         self._disconnect(heartbeat.worker)
         self._workers[heartbeat.worker] = _RolloutWorker(
@@ -354,12 +368,12 @@ class RolloutRouter:
             task.add_done_callback(self._closing.discard)
 
     def _drop_forgotten(self) -> None:
-        """Close connections to workers that have been dead for so long that they were forgotten."""
+        """Close the connections to workers that `_liveness` has forgotten, since they died long ago."""
         for name in [name for name in self._workers if self._liveness.get(name) is None]:
             self._disconnect(name)
 
     async def _look(self, at_most_s: float = LOOK_S) -> None:
-        """Wait for a heartbeat, or for `LOOK_S`: silence and lost connections matter, too."""
+        """Wait for a heartbeat, at most `LOOK_S`, since silence and lost connections matter as well."""
         self._news.clear()
         try:
             async with asyncio.timeout(min(LOOK_S, at_most_s)):

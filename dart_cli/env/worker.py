@@ -1,16 +1,16 @@
-"""`dart env`: slots that lease a task, play it, hand the trajectory in, and repeat.
+"""`dart env`: slots that lease a task, play it, submit the trajectory, and repeat.
 
-    run               the process: connections, heartbeat, slots; until stopped or the run is over
-    EnvSlot           one environment: lease a task, play it, hand the trajectory in; repeat
-    DataClient        requests to data: leases, steps, ends             (data_client.py)
+    run               the process: connections, heartbeat and slots, until it is stopped or the run is over
+    EnvSlot           one environment, and the loop that leases a task, plays it and submits the trajectory
+    DataClient        requests to the data service: leases, steps, ends (data_client.py)
     RolloutRouter     requests to rollout workers                       (router.py)
-    connected         its connections, and what comes over them         (peers.py)
-    EpisodeCounters   what the slots have done so far, for the heartbeat
+    connected         the connections, and the messages that arrive     (peers.py)
+    EpisodeCounters   counts of the slots' episodes, for the heartbeat
     WorkerContext     what the slots of the process share
 
-The process does not end because another one is absent: without data or rollout workers the slots
-wait, report it in heartbeats, and continue when these appear. It ends with an error where too many of its
-environments hang: only that frees their threads (`ends_if_stuck`).
+The process does not end because another one is absent: without a data service or rollout workers the slots
+wait, report the wait in heartbeats, and continue when these appear. It ends with an error if too many of its
+environments hang, since only that frees their threads (`raise_if_stuck`).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ logger = logging.getLogger(__name__)
 BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Pauses after the first, second, ... failed episode in a row."""
 STUCK_SHARE = 0.5
-"""Share of the slots that may be stuck: they lease nothing more. Beyond it the process ends, and its episodes in
-play are played again."""
+"""Share of the slots that may be stuck, which lease nothing more. Above it the process ends, and the episodes
+that it plays are played again."""
 LOOK_S = 1.0
-"""How often stuck slots are looked for."""
+"""Seconds between two checks for stuck slots."""
 
 
 async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> None:
-    """Play in `slots` environments until `stop` is set or data says that the run is over."""
+    """Play in `slots` environments until `stop` is set or the data service reports that the run is over."""
     action_spec = action_spec_of(config)
     counters = EpisodeCounters()
 
@@ -55,7 +55,7 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
     async with connected(config, worker, "env", load) as peers:
         heartbeat = peers.heartbeat
         context = WorkerContext(
-            worker, config, action_spec, peers.data, peers.router, heartbeat, counters
+            worker, config, action_spec, peers.data_service, peers.router, heartbeat, counters
         )
         playing = [EnvSlot(index, context) for index in range(slots)]
         async with heartbeat:
@@ -63,27 +63,27 @@ async def run(config: Config, worker: str, slots: int, stop: asyncio.Event) -> N
             tasks += [
                 asyncio.create_task(slot.run(), name=f"slot-{slot.index}") for slot in playing
             ]
-            tasks.append(asyncio.create_task(ends_if_stuck(worker, playing), name="stuck"))
+            tasks.append(asyncio.create_task(raise_if_stuck(worker, playing), name="stuck"))
             ends = [asyncio.create_task(event.wait()) for event in (stop, peers.over)]
             try:
                 await asyncio.wait([*tasks, *ends], return_when=asyncio.FIRST_COMPLETED)
             finally:
-                if stop.is_set() or peers.over.is_set():  # not where an error ends it
+                if stop.is_set() or peers.over.is_set():  # not if an error ends the process
                     counters.state = "stopping"
                     heartbeat.beat()
-                stop.set()  # from now on the time to end runs
+                stop.set()  # the time that the process may take to end begins here
                 for task in (*tasks, *ends):
                     task.cancel()
                 results = await asyncio.gather(*tasks, return_exceptions=True)
                 await asyncio.gather(*(slot.close() for slot in playing))
     for result in results:
-        # A slot ends by itself only for an error that no retry can fix.
+        # A slot ends by itself only because of an error that no retry can fix.
         if isinstance(result, Exception):
             raise result
 
 
-async def ends_if_stuck(worker: str, slots: list[EnvSlot]) -> None:
-    """Raise EnvError once more than STUCK_SHARE of the slots can make no more environments."""
+async def raise_if_stuck(worker: str, slots: list[EnvSlot]) -> None:
+    """Raise EnvError as soon as more than STUCK_SHARE of the slots can make no more environments."""
     while sum(slot.is_stuck for slot in slots) <= STUCK_SHARE * len(slots):  # noqa: ASYNC110 - of threads
         await asyncio.sleep(LOOK_S)
     raise stuck(f"most slots of {worker}, e.g. {next(s.name for s in slots if s.is_stuck)}")
@@ -99,7 +99,7 @@ class WorkerContext:
     worker: str
     config: Config
     action_spec: ActionSpec
-    data: DataClient
+    data_service: DataClient
     router: RolloutRouter
     heartbeat: HeartbeatSender
     counters: EpisodeCounters
@@ -107,12 +107,12 @@ class WorkerContext:
 
 @dataclass
 class EpisodeCounters:
-    """What the slots of this process have done."""
+    """Counts of the episodes that the slots of this process have played."""
 
-    state: str = ""  # empty: derived from the slots
+    state: str = ""  # of the process; if empty, it is derived from the slots
     episodes: Counter[str] = field(default_factory=Counter)  # by outcome
     steps: int = 0
-    lost: int = 0  # leases that data took back
+    lost: int = 0  # leases that the data service took back
 
     def note(self, episode: Episode, outcome: str) -> None:
         """Count an episode that is over."""
@@ -121,7 +121,7 @@ class EpisodeCounters:
         self.lost += episode.lease_lost
 
     def load(self, context: WorkerContext, slots: list[EnvSlot]) -> Load:
-        """For the heartbeat: what the slots do, where their time goes, the leases in play."""
+        """Return what the slots do, where their time goes and which leases they play, for the heartbeat."""
         episodes = [slot.episode for slot in slots if slot.episode is not None]
         queueing = [slot for slot in slots if slot.timer.phase == QUEUEING]
         phases = Counter(
@@ -143,14 +143,13 @@ class EpisodeCounters:
             "restarts": float(sum(slot.restarts for slot in slots)),
             "hung": float(sum(slot.hung for slot in slots)),
             "steps": float(self.steps + sum(episode.steps for episode in episodes)),
-            **context.data.leases.gauges(),
+            **context.data_service.leases.gauges(),
             **context.router.routed.gauges(),
             **as_gauges(slot.timer for slot in slots),
         }
         state = self.state or ("ready" if episodes else "waiting")
-        return Load(
-            state, gauges=gauges, trajectories=[each.lease.trajectory_id for each in episodes]
-        )
+        trajectories = [episode.lease.trajectory_id for episode in episodes]
+        return Load(state, gauges=gauges, trajectories=trajectories)
 
 
 class EnvSlot:
@@ -170,23 +169,23 @@ class EnvSlot:
         )
         self.name = f"{context.worker}/{index}"
         self._env = make_async_env(env, self.name, context.heartbeat, self.timer)
-        self.restarts = 0  # environments replaced because one broke
+        self.restarts = 0  # how often the environment was replaced because it broke
         self._consecutive_failures = 0  # episodes in a row
 
     @property
     def hung(self) -> int:
-        """Environments that overran a deadline and have not come back."""
+        """The number of environments of this slot that overran a deadline and have not returned yet."""
         return self._env.hung
 
     @property
     def is_stuck(self) -> bool:
-        """Whether so many of its environments hang that it can make no more."""
+        """Whether so many environments of this slot hang that it can make no more."""
         return self._env.is_stuck
 
     async def run(self) -> None:
-        """Lease a task, play it, hand the trajectory in; repeat until cancelled.
+        """Lease a task, play it, submit the trajectory; repeat until cancelled.
 
-        Raises UserError where data or the suite finds an error that no retry can fix.
+        Raises UserError if the data service or the suite finds an error that no retry can fix.
         """
         while True:
             if self.is_stuck:
@@ -194,11 +193,11 @@ class EnvSlot:
             self.timer.enter("idle")
             await self._context.router.wait_ready()
             try:
-                await self._play(await self._context.data.lease(self._request))
+                await self._play(await self._context.data_service.lease(self._request))
             except UserError:
                 raise
             except DartError as error:
-                logger.error("slot %d: data refused: %s", self.index, error)
+                logger.error("slot %d: the data service refused: %s", self.index, error)
                 await self._back_off()
 
     async def close(self) -> None:
@@ -208,7 +207,13 @@ class EnvSlot:
     async def _play(self, lease: Lease) -> None:
         context, task = self._context, find_task(lease.suite, lease.task_id)
         episode = Episode(
-            self._env, lease, task, context.router, context.data, context.action_spec, self.timer
+            self._env,
+            lease,
+            task,
+            policy=context.router,
+            sink=context.data_service,
+            action_spec=context.action_spec,
+            timer=self.timer,
         )
         self.episode = episode
         outcome = "invalid"
@@ -217,7 +222,8 @@ class EnvSlot:
             if not episode.lease_lost:
                 outcome = end.outcome
         except asyncio.CancelledError:
-            await context.data.give_back(episode.cancelled("the env process was stopped"))
+            end = episode.cancelled("the environment process was stopped")
+            await context.data_service.give_back(end)
             raise
         finally:
             self.episode = None
@@ -240,10 +246,13 @@ class EnvSlot:
             await self._env.renew()
 
     async def _until_freed(self) -> None:
-        """Wait until an environment that hangs comes back, if one ever does: a lease would be wasted."""
+        """Wait until an environment that hangs returns, if one ever does.
+
+        A lease would be wasted meanwhile.
+        """
         self.timer.enter("dead")
         logger.error("slot %d leases nothing more: %s", self.index, stuck(self.name))
-        with self._context.heartbeat.waiting(f"an environment of {self.name} to come back"):
+        with self._context.heartbeat.waiting(f"an environment of {self.name} to return"):
             while self.is_stuck:  # noqa: ASYNC110 - of threads
                 await asyncio.sleep(LOOK_S)
 

@@ -37,7 +37,7 @@ from dart_cli.evaluation.results import (
     eval_dir,
 )
 from dart_cli.evaluation.scores import METHOD, mode_score
-from dart_cli.player.episodes import planned
+from dart_cli.player.episodes import plan_episodes
 from dart_cli.runtime.work_folder import JsonLines, StoredModel, WorkFolder, read_lines
 from envs.contract.base import Task
 
@@ -114,7 +114,7 @@ def plan_of(
             first = TRAIN_SEEDS
             for composed, part in enumerate(parts):
                 count = per_task * len(part) or min(per_mode, most)
-                for index, episode in enumerate(planned(part, count, first)):
+                for index, episode in enumerate(plan_episodes(part, count, first)):
                     is_early = index < FILMS_PER_TASK * len(part)
                     yield Planned(
                         mode=mode,

@@ -288,8 +288,8 @@ def _row(planned: Planned, episode: PlayedEpisode) -> EpisodeRow:
         reward=reward_of(end.outcome, end.reward),
         steps=end.steps,
         wall_s=round(episode.wall_s, 3),
-        screen=episode.seen.screen,
-        versions=sorted(episode.seen.versions),
+        screen=episode.sink.screen,
+        versions=sorted(episode.sink.versions),
     )
 
 

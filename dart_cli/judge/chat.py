@@ -1,13 +1,13 @@
 """A client of models behind the OpenAI chat API.
 
-ChatServer    where it is, which model, how long an answer may take; `ask` asks it
-ChatReply     its text, and the tokens that it cost
-chat_server   one from what a user gave, checked
-image_part    a screenshot as a part of a message
-without_fence an answer without the fence of a code block
+ChatServer     a model at an address, and how long an answer may take; `ask` sends a request
+ChatReply      the text of an answer, and the tokens that it cost
+chat_server    checks a user's settings and makes a ChatServer
+image_part     returns a screenshot as a part of a message
+without_fence  returns an answer without the fence of a code block
 
-The key comes from the environment and goes into the Authorization header alone: not into a file, a log, or an
-error. Redirects are refused, since a header would follow them.
+The key is read from an environment variable and is sent only in the Authorization header: it is in no file,
+log or error. Redirects are refused, since the header would follow them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ MOST_BYTES = 2**20  # of an answer
 MOST_TOKENS = 2048  # of a completion, thoughts included
 MOST_FAILED = 10  # requests in a row without an answer
 KEY = "OPENAI_API_KEY"
-"""Variable with the key, unless another is named."""
+"""Environment variable with the key, unless the user names another one."""
 
 
 @dataclass(frozen=True)
 class SettingNames:
-    """What a user set a server with, for messages that name the cure."""
+    """The names of the options or keys that set up a server, for error messages."""
 
     url: str = "--url"
     model: str = "--model"
@@ -46,7 +46,7 @@ class ChatReply:
     """An answer of a model."""
 
     text: str
-    prompt_tokens: int = 0  # as the server counts them; 0 where it does not
+    prompt_tokens: int = 0  # as the server counts them; 0 if it does not
     completion_tokens: int = 0
 
 
@@ -56,14 +56,17 @@ class ChatServer:
 
     url: str  # up to and with the version, e.g. http://localhost:8000/v1
     model: str
-    answer_s: float = 60.0  # a request that takes longer is no answer
+    answer_s: float = 60.0  # longest time of a request
     key: str = field(default="", repr=False)  # empty: no Authorization header
     names: SettingNames = SettingNames()
 
     def ask(
         self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int = MOST_TOKENS
     ) -> ChatReply:
-        """Its answer; blocks. Raises UserError where asking again is no use, else EngineError."""
+        """Send a request and return the answer; this blocks.
+
+        Raises UserError if another request would fail as well, else EngineError.
+        """
         body = {"model": self.model, "messages": messages, "max_completion_tokens": max_tokens}
         headers = {"Content-Type": "application/json"}
         if self.key:
@@ -82,8 +85,8 @@ class ChatServer:
         return _reply(answer)
 
     def _refused(self, error: urllib.error.HTTPError) -> UserError | EngineError:
-        said = first_line(Exception(error.read(2000).decode(errors="replace")))
-        text = f"{self.url} answers {error.code} {error.reason}: {said}"
+        detail = first_line(Exception(error.read(2000).decode(errors="replace")))
+        text = f"{self.url} answers {error.code} {error.reason}: {detail}"
         if self.key:
             text = text.replace(self.key, "(key)")
         if error.code in (401, 403):
@@ -100,7 +103,7 @@ class ChatServer:
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """None: the answer is an error, and the key goes nowhere else."""
+        """Follow no redirect: the answer becomes an error, and the key is sent to no other host."""
 
 
 _OPENER = urllib.request.build_opener(_NoRedirects)
@@ -114,9 +117,9 @@ def chat_server(
     answer_s: float = 60.0,
     names: SettingNames = SettingNames(),
 ) -> ChatServer:
-    """Return a server, checked; asks it nothing. Raises UserError.
+    """Check the settings and return a server, without a request to it. Raises UserError.
 
-    The key is read from `key_variable`; from KEY, if it is set, where none is named.
+    The key is read from the environment variable `key_variable`, or if that is "", from KEY if it is set.
     """
     try:
         parts = urlsplit(url)
@@ -135,7 +138,7 @@ def chat_server(
         raise UserError(f"{names.key_variable} {key_variable}: no such variable, or it is empty")
     if not key.isascii() or not key.isprintable():
         raise UserError(
-            f"the variable {key_variable or KEY} holds what is no key: it has odd characters"
+            f"the variable {key_variable or KEY} does not hold a key: not all of it is printable ASCII"
         )
     return ChatServer(url.rstrip("/"), model, answer_s, key, names)
 
@@ -147,7 +150,7 @@ def image_part(image: bytes, media_type: str = "image/png") -> dict[str, Any]:
 
 
 def without_fence(text: str) -> str:
-    """Return an answer without the fence of a code block around it, which chat models like to add."""
+    """Return an answer without the fence of a code block around it, which chat models often add."""
     bare = text.strip()
     if bare.startswith("```") and bare.endswith("```") and len(bare) >= 6:
         bare = bare[3:-3].removeprefix("json").strip()
@@ -155,17 +158,17 @@ def without_fence(text: str) -> str:
 
 
 def _reply(answer: bytes) -> ChatReply:
-    """Return the text in a server's answer. Raises EngineError for what has none."""
+    """Return the reply in a server's answer. Raises EngineError if it has no text."""
     if len(answer) > MOST_BYTES:
         raise EngineError(f"the server's answer is longer than {MOST_BYTES} bytes")
     try:
-        said = json.loads(answer)
-        content = said["choices"][0]["message"]["content"]
+        message = json.loads(answer)
+        content = message["choices"][0]["message"]["content"]
     except (ValueError, RecursionError, LookupError, TypeError):
         content = None
     if not isinstance(content, str):
         raise EngineError("the server's answer has no choices[0].message.content")
-    usage = said.get("usage")
+    usage = message.get("usage")
     counted = usage if isinstance(usage, dict) else {}
     return ChatReply(
         content, _tokens(counted, "prompt_tokens"), _tokens(counted, "completion_tokens")

@@ -1,4 +1,4 @@
-"""A judge from a model folder, in this process, through the transformers engine. Imports torch."""
+"""Asks a model folder in this process, through the transformers engine. This module imports torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dart_cli.policy.prompt import PromptRenderer
 
 
 class ModelBackend:
-    """Asks a model folder, which is loaded when it is asked first. Its answers are greedy."""
+    """A backend that asks a model folder with greedy sampling. It loads the model at the first question."""
 
     attempts = 1  # the same question has the same answer
 
@@ -24,16 +24,19 @@ class ModelBackend:
         self._folder, self._most = folder, most_at_once
         self._engine: TransformersEngine | None = None
         self._loading = asyncio.Lock()
-        self._asked = 0
+        self._requests = 0
 
     async def ask(self, messages: Messages, max_tokens: int) -> ChatReply:
-        """Its answer. Raises ModelError for a folder that cannot be loaded, EngineError without an answer."""
+        """Return the model's answer.
+
+        Raises ModelError if the folder cannot be loaded, EngineError if it is closed.
+        """
         engine = await self._loaded()
         prompt, images = await asyncio.to_thread(render, engine.policy, messages)
-        self._asked += 1
+        self._requests += 1
         generation = await engine.generate(
             GenerateRequest(
-                f"judge-{self._asked}",
+                f"judge-{self._requests}",
                 prompt,
                 images,
                 Sampling(temperature=0.0, max_tokens=max_tokens, seed=0),
@@ -45,7 +48,7 @@ class ModelBackend:
         return ChatReply(engine.policy.decode(token_ids), len(prompt), len(token_ids))
 
     async def close(self) -> None:
-        """Free the model; it is loaded again when it is asked again."""
+        """Free the model; the next question loads it again."""
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close()
@@ -61,10 +64,10 @@ class ModelBackend:
 
 
 def render(policy: LoadedPolicy, messages: Messages) -> tuple[list[int], list[bytes]]:
-    """Return the prompt [P], image placeholders expanded, and its images [I].
+    """Return the prompt [P], with expanded image placeholders, and its images [I].
 
-    Texts are only text: special tokens that they spell are characters. Raises PromptError where the chat
-    template drops images.
+    A text that spells a special token is encoded as its characters. Raises PromptError if the chat template
+    drops images.
     """
     images = [part for _, parts in messages for part in parts if isinstance(part, bytes)]
     chat = [ChatMessage(role=role, parts=list(map(_part, parts))) for role, parts in messages]

@@ -1,9 +1,11 @@
-"""Asks a judge about episodes, and keeps what came of it.
+"""Asks a judge about episodes and returns its opinion.
 
-Judge         one model as it is configured; several slots share it
-judge_of      the one of a configuration; the same for all callers of a process that name the same
-name_of       its name in the store: the model, and a digest of how it is asked and what its folder holds
-JudgeBackend  what answers: ChatBackend or ModelBackend
+Judge         a configured model, which several slots share
+judge_of      returns the judge of a configuration; all callers in a process with the same configuration share
+              it
+name_of       returns its name in the store: the model, and a digest of how it is asked and what its folder
+              holds
+JudgeBackend  the protocol of what answers: ChatBackend or ModelBackend
 """
 
 from __future__ import annotations
@@ -45,22 +47,21 @@ logger = logging.getLogger(__name__)
 Purpose = Literal["missing", "check", "later"]
 
 LONGEST_PAUSE_S = 30.0
-ASKED_TWICE = 2
-"""How often a judge is asked whose answers are none."""
+MOST_QUESTIONS = 2
+"""How often a judge is asked about an episode if it writes texts that are not answers."""
 MOST_TOKENS = 1024
-"""Of an answer, thoughts included."""
+"""Most tokens of an answer, thoughts included."""
 
 
 @dataclass(frozen=True)
 class JudgeLimits:
     """How long a judge may take, how often it is asked again, and how many episodes it judges at once."""
 
-    answer_s: float = 60.0  # of a request to a server; one that takes longer has no answer
-    attempts: int = 4  # requests, before an episode has no answer and is invalid
-    back_off_s: float = (
-        1.0  # pause after the first request without an answer; doubled after each further one
-    )
-    deadline_s: float = 300.0  # of an episode, all requests and pauses included
+    answer_s: float = 60.0  # longest time of a request to a server
+    attempts: int = 4  # requests without an answer, after which the episode is invalid
+    # Pause after the first request without an answer; it doubles after each further one.
+    back_off_s: float = 1.0
+    deadline_s: float = 300.0  # for an episode, all requests and pauses included
     concurrent: int = 8  # episodes of one process; other slots wait
 
 
@@ -70,11 +71,14 @@ class JudgeBackend(Protocol):
     attempts: int
 
     async def ask(self, messages: Messages, max_tokens: int) -> ChatReply:
-        """Its answer. Raises UserError where asking again is no use, EngineError without an answer."""
+        """Return the answer.
+
+        Raises UserError if another request would fail as well, EngineError if there was no answer.
+        """
         ...
 
     async def close(self) -> None:
-        """Free it; a later question makes it anew."""
+        """Free the model; a later question loads it again."""
         ...
 
 
@@ -87,12 +91,12 @@ class _Costs:
 
 
 class Judge:
-    """One model as it is configured, for one event loop."""
+    """A model that judges episodes, as `[env.judge]` configures it, for one event loop."""
 
     def __init__(self, config: JudgeConfig, limits: JudgeLimits = JudgeLimits()) -> None:
         self.config = config
         self.limits = limits
-        self.name = name_of(config)  # of a folder, until `read_folder`, without what it holds
+        self.name = name_of(config)  # of a model folder: without its contents until `read_folder`
         self._gate = asyncio.Semaphore(limits.concurrent)
         self._backend: JudgeBackend | None = None
         self._users = 0
@@ -100,13 +104,16 @@ class Judge:
         self._is_read = bool(config.url)
 
     def read_folder(self) -> None:
-        """Put what a model folder holds into the name. The first call reads every byte of it. Raises ModelError."""
+        """Add a digest of the model folder to the name.
+
+        The first call reads every byte. Raises ModelError.
+        """
         if not self._is_read:
             self.name = name_of(self.config, folder_digest(resolve(self.config.model)))
             self._is_read = True
 
     def evidence(self, instruction: str, first: bytes) -> Evidence:
-        """Return the evidence of a new episode, to be filled."""
+        """Return empty evidence for a new episode."""
         return Evidence(instruction, first, self.config.images)
 
     async def __aenter__(self) -> Self:
@@ -115,7 +122,7 @@ class Judge:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """One user less; the last one frees the model."""
+        """Count one user less; the last one frees the model."""
         self._users -= 1
         backend = self._backend
         if self._users <= 0 and backend is not None:
@@ -128,11 +135,12 @@ class Judge:
         use: Purpose,
         on_queue: OnQueue = ignore_queue,
     ) -> Judgement:
-        """Return its opinion; `invalid`, with the reason, where there is none within the deadline.
+        """Return the model's opinion; its outcome is `invalid` if there is no answer within the deadline.
 
-        Before that it waits, without a deadline, until fewer than `limits.concurrent` others are judged, each of
-        which has one; `on_queue` takes this wait, and None when it is over. Raises UserError where asking again is no
-        use: a wrong key, address or model, or a folder that is not read within the deadline.
+        Before that it waits without a deadline until fewer than `limits.concurrent` episodes are judged, each
+        of which has a deadline. `on_queue` gets this wait, and None when it is over. Raises UserError if
+        another request would fail as well: a wrong key, address or model, or a folder that is not read within
+        the deadline.
         """
         await self._read_folder_once()
         costs = _Costs()
@@ -151,7 +159,7 @@ class Judge:
         return self._judgement(use, costs, answer)
 
     async def _read_folder_once(self) -> None:
-        """Read the folder beside the event loop, once for all slots. Raises ModelError."""
+        """Read the folder in another thread, once for all slots. Raises ModelError."""
         try:
             async with self._reading, asyncio.timeout(self.limits.deadline_s):
                 if not self._is_read:
@@ -164,7 +172,7 @@ class Judge:
 
     @contextlib.asynccontextmanager
     async def _place(self, on_queue: OnQueue) -> AsyncIterator[None]:
-        """Hold one of `limits.concurrent` places while inside. They are given in order of arrival, and each holder has a deadline."""
+        """Hold one of `limits.concurrent` places while a block runs. Places are given in order of arrival."""
         is_full = self._gate.locked()
         if is_full:
             on_queue(SharedWait(f"a place at the judge {self.name}", self.limits.deadline_s))
@@ -180,25 +188,25 @@ class Judge:
 
     async def _answer(self, backend: JudgeBackend, evidence: Evidence, costs: _Costs) -> Answer:
         config = self.config
-        asked = await asyncio.to_thread(messages, evidence, config.answer)
-        for turn in range(ASKED_TWICE):
-            text = await self._reply(backend, asked, costs)
+        prompt = await asyncio.to_thread(messages, evidence, config.answer)
+        for turn in range(MOST_QUESTIONS):
+            text = await self._reply(backend, prompt, costs)
             try:
                 return parse_answer(text, config.answer)
             except AnswerError as problem:
-                if turn + 1 == ASKED_TWICE:
+                if turn + 1 == MOST_QUESTIONS:
                     raise AnswerError(
-                        f"asked {ASKED_TWICE} times, no answer that can be read: {problem}"
+                        f"asked {MOST_QUESTIONS} times, no answer that can be read: {problem}"
                     ) from None
-                asked = [*asked, *complaint(text, str(problem), config.answer)]
+                prompt = [*prompt, *complaint(text, str(problem), config.answer)]
         raise AssertionError
 
-    async def _reply(self, backend: JudgeBackend, asked: Messages, costs: _Costs) -> str:
-        """Return the text of an answer, asked for again after failures, with growing pauses."""
+    async def _reply(self, backend: JudgeBackend, prompt: Messages, costs: _Costs) -> str:
+        """Return the text of an answer; after a failure, pause and ask again."""
         for attempt in range(1, backend.attempts + 1):
             costs.calls += 1
             try:
-                reply = await backend.ask(asked, MOST_TOKENS)
+                reply = await backend.ask(prompt, MOST_TOKENS)
             except EngineError as error:
                 if attempt == backend.attempts:
                     raise EngineError(
@@ -213,8 +221,9 @@ class Judge:
                 return reply.text
         raise AssertionError
 
-    def _judgement(self, use: Purpose, costs: _Costs, said: Answer | str) -> Judgement:
-        score, reason = (None, said) if isinstance(said, str) else (said.score, said.reason)
+    def _judgement(self, use: Purpose, costs: _Costs, answer: Answer | str) -> Judgement:
+        """Return an answer, or the reason why there is none, as a Judgement."""
+        score, reason = (None, answer) if isinstance(answer, str) else (answer.score, answer.reason)
         return Judgement(
             judge=self.name,
             use=use,
@@ -232,26 +241,21 @@ _JUDGES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Judge]] = WeakKe
 
 
 def judge_of(config: JudgeConfig) -> Judge:
-    """Return the judge of a configuration: one for an event loop, so that its limits hold over all slots."""
+    """Return the judge of a configuration: one per event loop, so that all slots share its limits."""
     judges = _JUDGES.setdefault(asyncio.get_running_loop(), {})
     return judges.setdefault(config.model_dump_json(), Judge(config))
 
 
 def name_of(config: JudgeConfig, folder: str = "") -> str:
-    """Return `MODEL#1a2b3c`: another way of asking has another digest, and is another judge.
+    """Return `MODEL#1a2b3c`. The digest is of how the model is asked: another way of asking is another judge.
 
-    `folder` is a digest of what a model folder holds. The address of a server is left out: it says nothing of the
-    model, and a model that is served at another port is the same judge.
+    `folder` is a digest of a model folder's contents. The address of a server is left out, since the same
+    model at another port is the same judge.
     """
-    how = [
-        PROMPT,
-        config.answer,
-        config.images,
-        IMAGE_SIZE,
-        MOST_TOKENS,
-        *([folder] if folder else []),
-    ]
-    digest = hashlib.blake2b(json.dumps(how).encode(), digest_size=3).hexdigest()
+    parts: list[object] = [PROMPT, config.answer, config.images, IMAGE_SIZE, MOST_TOKENS]
+    if folder:
+        parts.append(folder)
+    digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=3).hexdigest()
     model = config.model if config.url else Path(config.model).name
     return f"{model}#{digest}"
 
@@ -272,25 +276,25 @@ def _backend(config: JudgeConfig, limits: JudgeLimits) -> JudgeBackend:
 
 
 class ChatBackend:
-    """Asks a server."""
+    """A backend that asks a server."""
 
     def __init__(self, server: ChatServer, attempts: int) -> None:
         self._server = server
-        self.attempts = attempts  # requests, where one is not answered
+        self.attempts = attempts  # requests, if none is answered
 
     async def ask(self, messages: Messages, max_tokens: int) -> ChatReply:
-        """Its answer. Raises UserError where asking again is no use, EngineError without an answer."""
-        sent = await asyncio.to_thread(_as_chat, messages)
+        """See JudgeBackend."""
+        chat = await asyncio.to_thread(_as_chat, messages)
         try:
             async with asyncio.timeout(self._server.answer_s):
-                return await in_daemon_thread(lambda: self._server.ask(sent, max_tokens=max_tokens))
+                return await in_daemon_thread(lambda: self._server.ask(chat, max_tokens=max_tokens))
         except TimeoutError:
             raise EngineError(
                 f"{self._server.url}: no answer in {self._server.answer_s:g} s"
             ) from None
 
     async def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is nothing to free."""
 
 
 def _as_chat(messages: Messages) -> list[dict[str, Any]]:
@@ -299,7 +303,7 @@ def _as_chat(messages: Messages) -> list[dict[str, Any]]:
 
 def _content(parts: list[str | bytes]) -> str | list[dict[str, Any]]:
     if len(parts) == 1 and isinstance(parts[0], str):
-        return parts[0]  # servers without vision take system messages in this form alone
+        return parts[0]  # servers without vision take system messages only in this form
     return [
         {"type": "text", "text": part} if isinstance(part, str) else image_part(part)
         for part in parts

@@ -1,10 +1,10 @@
-"""One episode whose player acts without a policy: no prompt, action parser or lease. Probes, persons and random clicks.
+"""One episode of a player without a policy (a probe, a person, random clicks): no prompt, parser or lease.
 
-Player         the next action on a screen; None ends the episode
-play_actions   plays one; each call is timed by itself
-ActedEpisode   what came of it
+Player         a function that returns the next action on a screen; None ends the episode
+play_actions   plays one episode and times each call
+ActedEpisode   the result of such an episode
 
-Rules for the beginning, the end and the verdict are those of dart_cli.env.episode.
+The rules for the beginning, the end and the verdict are those of dart_cli.env.episode.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from envs.contract.base import Observation, Task, Verdict
 from envs.contract.screenshots import pixels_of
 
 Player = Callable[[Observation], Awaitable[Action | None]]
-"""Raises NoOracleError, EnvError where a solution fails."""
+"""Screen -> the next action, or None to end the episode. Raises NoOracleError, and EnvError if a solution
+fails."""
 Watcher = Callable[[Action | None, Observation, str], None]
-"""Is told each screen with the action that led there, None at the beginning, and the instruction."""
+"""Takes (action, screen, instruction) of each screen; the action led there and is None at the beginning."""
 
 
 @dataclass
 class ActedEpisode:
-    """One episode."""
+    """The result of an episode."""
 
-    outcome: Outcome | None = None  # None: there is no solution, so that it was not played
+    outcome: Outcome | None = None  # None: it was not played, since there is no solution
     reason: str = ""
-    reward: float | None = None  # the verdict's; None of an invalid episode
+    reward: float | None = None  # of the verdict; None for an invalid episode
     true_at_reset: bool = False
-    reset_s: float | None = None  # without waits in queues; None where it did not begin
-    step_s: list[float] = field(default_factory=list)  # of its actions without waits
+    reset_s: float | None = None  # without waits in queues; None if the episode did not begin
+    step_s: list[float] = field(default_factory=list)  # seconds of each action but `wait`
     instruction: str = ""
-    screenshot: bytes = b""  # the first
+    screenshot: bytes = b""  # of the first screen
 
 
 Acted = TypeVar("Acted", bound=ActedEpisode)
@@ -53,10 +54,13 @@ async def play_actions(
     acted: Acted,
     watch: Watcher = lambda *_: None,
 ) -> Acted:
-    """Play one episode into `acted`; after an error its outcome is `invalid`, and the environment is renewed."""
+    """Play one episode, write its result into `acted` and return that.
+
+    After an error the outcome is `invalid`, and the environment is renewed.
+    """
     began = time.monotonic()
 
-    def ended(verdict: Verdict) -> Acted:
+    def end_with(verdict: Verdict) -> Acted:
         acted.outcome, acted.reason, acted.reward = verdict.outcome, verdict.reason, verdict.reward
         return acted
 
@@ -66,9 +70,9 @@ async def play_actions(
         acted.reset_s = time.monotonic() - began - env.queued_s
         acted.screenshot = screen.screenshot
         watch(None, screen, acted.instruction)
-        if (already := already_true(task, await env.judge_start())) is not None:
+        if (already := already_true(task, await env.evaluate_start())) is not None:
             acted.true_at_reset = True
-            return ended(Verdict("invalid", already))
+            return end_with(Verdict("invalid", already))
         stop: StopReason = "step_limit"
         for _ in range(task.max_steps):
             action = await player(screen)
@@ -76,20 +80,20 @@ async def play_actions(
                 break
             began = time.monotonic()
             stepped = await env.step(action)
-            if not isinstance(action, Wait):  # a wait takes the time it was given
+            if not isinstance(action, Wait):  # a wait takes as long as it says
                 acted.step_s.append(time.monotonic() - began - env.queued_s)
             screen = stepped.observation
             watch(action, screen, acted.instruction)
             if (reason := stop_reason_after(action, stepped)) is not None:
                 stop = reason
                 break
-        return ended(admitted(task, stop, await env.evaluate()))
+        return end_with(admitted(task, stop, await env.evaluate()))
     except NoOracleError as error:
         acted.reason = str(error)
         return acted
     except ActionCausedError as error:
         await env.renew()
-        return ended(Verdict("fail", str(error), 0.0))
+        return end_with(Verdict("fail", str(error), 0.0))
     except EnvError as error:
         await env.renew()
-        return ended(Verdict("invalid", str(error)))
+        return end_with(Verdict("invalid", str(error)))

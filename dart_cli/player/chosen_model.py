@@ -1,8 +1,8 @@
 """The model that plays in this process.
 
-loaded_model     the configured engine with the weights to play
-chosen_weights   which weights that are
-newest_announced the run's newest, by its database
+loaded_model      loads the configured engine with the weights to play
+chosen_weights    returns the directory and version of these weights
+newest_announced  returns the run's newest version, according to its database
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ async def loaded_model(
     load_s: float | None = None,
     waits: OpenWaits | None = None,
 ) -> AsyncIterator[Model]:
-    """Yield the configured engine with the weights in `directory`, or the model's own for None.
+    """Yield the configured engine with the weights in `directory`; with the model folder's weights for None.
 
-    Adapters are served with the settings that are stored with them. The engine is closed at the end. `waits` get
-    its loading, and each answer that is waited for. Raises ModelError, WeightsError, MissingPartError, and
+    Adapters are served with the settings that are stored with them. The engine is closed at the end. `waits`
+    reports the loading, and the wait for each answer. Raises ModelError, WeightsError, MissingPartError, and
     TimeoutError if loading takes longer than `load_s` seconds.
     """
     from dart_cli.rollout.worker import load_model  # late: loads the engine's parts
@@ -65,7 +65,7 @@ async def loaded_model(
 
 
 class _Reporting:
-    """A Responder whose answers are waited for where `waits` tell it."""
+    """A Responder that reports the wait for each answer to `waits`."""
 
     def __init__(self, responder: Responder, waits: OpenWaits) -> None:
         self._responder, self._waits = responder, waits
@@ -87,28 +87,29 @@ class _Reporting:
 
 
 def chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, int]:
-    """(directory, version) of the weight set to play; (None, -1) where the run has none yet.
+    """Return (directory, version) of the weight set to play; (None, -1) if the run has none yet.
 
-    Raises UserError for a directory that does not exist, WeightsError for one without weights.
+    Raises UserError if the directory does not exist, WeightsError if it has no weights.
     """
     from dart_cli.weights.manifest import newest_version, read_manifest
 
     if weights is not None:
-        found = newest_version(weights)
-        if found is not None:
-            return found.path, found.policy_version
+        newest = newest_version(weights)
+        if newest is not None:
+            return newest.path, newest.policy_version
         if not weights.is_dir():
             raise UserError(f"--weights {weights}: no such directory; a run's are in RUN/weights")
         return weights, read_manifest(weights).policy_version
-    found = newest_announced(config)
-    return (None, -1) if found is None else (found.path, found.policy_version)
+    newest = newest_announced(config)
+    return (None, -1) if newest is None else (newest.path, newest.policy_version)
 
 
 def newest_announced(config: Config) -> Published | None:
-    """Return the run's newest version that is on disk; None where it has none yet.
+    """Return the run's newest version that is on disk; None if the run has none yet.
 
-    Of these the newest that the trainer announced: the updates in any later one are in no account of the run. Where
-    there is no database, as on another host, or none of its versions is on disk, any version.
+    Versions that the trainer announced come first: the updates in a later one are in no record of the run. If
+    there is no database, as on another host, or none of its versions is on disk, the newest of all is
+    returned.
     """
     from dart_cli.data.store.open import open_reader  # late: sqlite
     from dart_cli.weights.manifest import newest_version

@@ -1,15 +1,16 @@
 """Episodes played in this process, without a bus and without the ledger.
 
-    play             plays a plan: next episode, policy, sink; `slots_at_once` episodes at a time
-    PlannedEpisode   one to play; planned, spread over tasks
-    PlayedEpisode    one that is over
-    RandomPolicy     an episode's policy that clicks anywhere: the baseline of a success rate
-    InProcessPolicy  one that asks a Responder directly
-    in_slots         environments of a suite, each closed at the end; for those who play otherwise
-    env_of_suite     the environments of a suite without a run's configuration
+    play             plays a plan, `slots_at_once` episodes at a time, each with a policy and a sink
+    PlannedEpisode   an episode to play
+    plan_episodes    spreads episodes over tasks
+    PlayedEpisode    an episode that is over
+    RandomPolicy     a policy that clicks at random: the baseline of a success rate
+    InProcessPolicy  a policy that asks a Responder of this process
+    in_slots         runs a function in several environments at once and closes them at the end
+    env_of_suite     returns the configuration of a suite's environments without a run
 
-Episodes are those of `dart env` (play_episode). Each call of an environment has its deadline of
-[env], see dart_cli.env.calls.AsyncEnv.
+Episodes are played as in `dart env` (play_episode). Each call of an environment has the deadline that [env]
+sets (dart_cli.env.async_env.AsyncEnv).
 """
 
 from __future__ import annotations
@@ -48,50 +49,50 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_STEP_SEEDS = 4096  # room between the sampling seeds of two episodes
-_ATTEMPT_SEEDS = 2**50  # and of two attempts
+_STEP_SEEDS = 4096  # distance between the sampling seeds of two episodes
+_ATTEMPT_SEEDS = 2**50  # distance between those of two attempts
 
 
 @dataclass(frozen=True)
 class PlannedEpisode:
-    """One episode to play."""
+    """An episode to play."""
 
     task: Task
     seed: int
-    attempt: int = 0  # of the same task and seed
-    name: str = "episode"  # of its trajectory
+    attempt: int = 0  # number of the attempt at the same task and seed
+    name: str = "episode"  # the trajectory's id
     greedy: bool = False
     keep_steps: bool = True
 
 
 @dataclass(frozen=True)
 class PlayedEpisode:
-    """One episode that is over."""
+    """An episode that is over."""
 
     planned: PlannedEpisode
     lease: Lease
     end: TrajectoryEnd
-    seen: MemorySink
+    sink: MemorySink
     wall_s: float
 
     @property
     def task(self) -> Task:
-        """What was played."""
+        """The task that was played."""
         return self.planned.task
 
     @property
     def records(self) -> list[StepRecord]:
-        """Its steps; none unless they were kept."""
-        return self.seen.records
+        """The steps; empty unless they were kept."""
+        return self.sink.records
 
     @property
     def instruction(self) -> str:
-        """What the policy was asked to do; the task's own text where no step was kept."""
+        """The policy's instruction; the text of the task if no step was kept."""
         return self.records[0].instruction if self.records else self.task.instruction
 
 
-def planned(tasks: Sequence[Task], episodes: int, first_seed: int) -> list[PlannedEpisode]:
-    """`episodes` spread over `tasks`, each with a seed of its own; none without a task."""
+def plan_episodes(tasks: Sequence[Task], episodes: int, first_seed: int) -> list[PlannedEpisode]:
+    """Return `episodes` episodes spread over `tasks`, each with another seed; [] without a task."""
     if not tasks:
         return []
     return [PlannedEpisode(tasks[i % len(tasks)], first_seed + i) for i in range(episodes)]
@@ -107,7 +108,7 @@ class InProcessPolicy:
         self._responder = responder
 
     async def act(self, request: ActRequest) -> Completion:
-        """Return what the policy says to one screen. Raises EngineError."""
+        """Return the policy's completion for one screen. Raises EngineError."""
         images = await self._responder.preload_images(request)  # held until the answer
         completion = await self._responder.answer(request)
         del images
@@ -115,14 +116,14 @@ class InProcessPolicy:
 
 
 class RandomPolicy:
-    """Clicks anywhere, whatever is asked; the same clicks for the same episode."""
+    """A policy that clicks at random pixels; its clicks are the same for the same episode."""
 
     def __init__(self, action_spec: ActionSpec, episode: PlannedEpisode) -> None:
         self._action_spec = action_spec
         self._rng = player_rng(episode.task, episode.seed, episode.attempt)
 
     async def act(self, request: ActRequest) -> Completion:
-        """Return a click in the policy's own words, without tokens: no model has sampled it."""
+        """Return a click as the action parser writes it, without tokens, since no model sampled it."""
         width, height = request.width, request.height
         coordinates = self._action_spec.coordinate_map_of(width, height)
         return Completion(
@@ -140,24 +141,24 @@ class RandomPolicy:
 
 
 def random_click(width: int, height: int, rng: Random) -> Click:
-    """Return a click anywhere on a screen of so many pixels."""
+    """Return a click at a random pixel of a screen of this size."""
     return Click(x=rng.randrange(width), y=rng.randrange(height))
 
 
 def player_rng(task: Task, seed: int, attempt: int = 0) -> Random:
-    """Random numbers of a random player: the same for the same episode."""
+    """Return the generator of random numbers for a random player; it is the same for the same episode."""
     again = f"/{attempt}" if attempt else ""
     return Random(f"{task.id}/{seed}{again}")  # noqa: S311 - repeatable on purpose
 
 
 @dataclass
 class MemorySink:
-    """Notes of the steps of one episode; its end is what `play_episode` returns."""
+    """A sink that keeps the steps of one episode in memory; `play_episode` returns the end."""
 
     keep_steps: bool = True
     records: list[StepRecord] = field(default_factory=list)
-    screen: tuple[int, int] | None = None  # width and height of the first one, pixels
-    versions: set[int] = field(default_factory=set)  # of the weights that answered
+    screen: tuple[int, int] | None = None  # (width, height) of the first screen, pixels
+    versions: set[int] = field(default_factory=set)  # versions of the weights that answered
 
     async def step(self, record: StepRecord) -> Ack:
         """Note one step."""
@@ -174,7 +175,10 @@ class MemorySink:
 
 
 def lease_of(config: Config, episode: PlannedEpisode) -> Lease:
-    """Return the lease that `dart data` would give; its sampling seed follows from run.seed, seed and attempt."""
+    """Return a lease for an episode.
+
+    Its sampling seed follows from run.seed, the episode's seed and its attempt.
+    """
     seeds = episode.seed * _STEP_SEEDS + episode.attempt * _ATTEMPT_SEEDS
     return Lease(
         trajectory_id=episode.name,
@@ -194,9 +198,9 @@ def lease_of(config: Config, episode: PlannedEpisode) -> Lease:
 # --- playing ---------------------------------------------------------------------------------
 
 NextEpisode = Callable[[], Awaitable[PlannedEpisode | None]]
-"""The next one of a plan; None at its end. It may wait for the end of others."""
+"""Returns the next episode of a plan, None at its end. It may wait until other episodes are over."""
 PolicyOf = Callable[[AsyncEnv, PlannedEpisode], Policy]
-"""Who plays an episode in an environment."""
+"""Returns the policy that plays an episode in an environment."""
 
 
 async def play(
@@ -209,10 +213,10 @@ async def play(
     name: str = "eval",
     waits: OpenWaits | None = None,
 ) -> None:
-    """Play a plan of at most `most` episodes; `keep` gets each as it ends, `waits` what is waited for.
+    """Play a plan of at most `most` episodes; call `keep` with each episode as it ends.
 
-    Raises what `next_episode` and `keep` raise, and EnvError where a slot can make no more environments. One
-    that broke is renewed for the next episode.
+    `waits` reports what the episodes wait for. An environment that broke is renewed for the next episode.
+    Raises what `next_episode` and `keep` raise, and EnvError if a slot can make no more environments.
     """
     action_spec = action_spec_of(config)
 
@@ -227,24 +231,24 @@ async def play(
             if end.stop_reason in BROKE:
                 await env.renew()
             keep(PlayedEpisode(episode, lease, end, sink, time.monotonic() - began))
-            if env.is_stuck:  # it would make every episode that is left invalid
+            if env.is_stuck:  # all further episodes in it would be invalid
                 raise stuck(env.carrier.name)
 
     await in_slots(config.env, name, min(most, slots_at_once(config)), play_some, waits)
 
 
 def each_of(episodes: Iterable[PlannedEpisode]) -> NextEpisode:
-    """Return a plan that is known beforehand, in its order."""
-    left = iter(episodes)
+    """Return a function that returns these episodes in order."""
+    remaining = iter(episodes)
 
     async def next_episode() -> PlannedEpisode | None:
-        return next(left, None)
+        return next(remaining, None)
 
     return next_episode
 
 
 def answered_by(config: Config, responder: Responder | None) -> PolicyOf:
-    """Who answers: the responder, or without one random clicks."""
+    """Return a policy for each episode: the responder, or random clicks if it is None."""
     action_spec = action_spec_of(config)
 
     def policy_of(_env: AsyncEnv, episode: PlannedEpisode) -> Policy:
@@ -254,14 +258,15 @@ def answered_by(config: Config, responder: Responder | None) -> PolicyOf:
 
 
 def slots_at_once(config: Config) -> int:
-    """Environments to play at once: `env.slots`, or as many as fill a batch of the engine."""
+    """Return how many environments play at once: `env.slots`, or as many as fill a batch of the engine."""
     return max(config.env.slots, config.rollout.max_batch)
 
 
 def env_of_suite(suite: str, options: Mapping[str, Any] | None = None) -> EnvConfig:
-    """Return the environments of a suite with a run's defaults; a reset may take what its options allow as well.
+    """Return the configuration of a suite's environments, with defaults for all but its options.
 
-    Raises TaskError for an unknown suite.
+    The deadline of a reset includes the time that the options allow for it (`longest_reset_s`). Raises
+    TaskError for an unknown suite.
     """
     env = EnvConfig(suite=suite, options=dict(options or {}))
     deadline_s = env.reset_deadline_s + longest_reset_s(suite, env.options)
@@ -275,10 +280,10 @@ async def in_slots(
     work: Callable[[AsyncEnv], Awaitable[None]],
     waits: OpenWaits | None = None,
 ) -> None:
-    """Run `work` in `slots` environments at once, each closed at the end.
+    """Run `work` in `slots` environments at once, and close each environment at the end.
 
-    `name` is in their errors and in `waits`. Raises the first error that `work` raises; the other slots are
-    cancelled then.
+    Errors and `waits` use `name`. Raises the first error that `work` raises, after the other slots are
+    cancelled.
     """
 
     async def run(slot: int) -> None:

@@ -1,4 +1,4 @@
-"""The addresses of the endpoint.
+"""The routes of the endpoint.
 
     POST   /v1/chat/completions              a completion, in the session that the request names
     POST   /v1/sessions/ID/chat/completions  the same where a client can only be given a base URL
@@ -8,10 +8,11 @@
     POST   /v1/sessions/ID/end               the verdict
     DELETE /v1/sessions/ID                   give the episode up
 
-make_app   the ASGI application
-ServeGuard which requests may reach it: under its own name, with the token, and from no web page. A page of another
-           site can send a POST to loopback without reading the answer; browsers then add an Origin header, which no
-           agent sends
+make_app    makes the ASGI application
+ServeGuard  refuses requests under another host name, without the token, or from a web page
+
+A page of another site can send a POST to loopback without reading the answer. Browsers add an Origin header
+to it, which no agent sends.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from dart_cli.serve.sessions import Sessions
 
 
 class ServeGuard(HttpGuard):
-    """Passes a request on to the endpoint, or refuses it; the token is the API key."""
+    """A guard that passes a request on to the endpoint or refuses it. The token is the API key."""
 
     methods = ("GET", "POST", "DELETE")
     headers = {"x-content-type-options": "nosniff"}  # noqa: RUF012 - a constant
@@ -76,8 +77,8 @@ class ServeGuard(HttpGuard):
 logger = logging.getLogger(__name__)
 
 BODY_S = 60.0
-"""Longest time that a body may take to arrive."""
-_SMALL = 64 * 1024  # bytes of a body that is read where the event loop runs
+"""Seconds that a body may take to arrive."""
+_SMALL = 64 * 1024  # bytes of a body that is parsed in the event loop's thread
 _SESSION, _TASK, _SEED, _TRAIN = (f"x-dart-{name}" for name in ("session", "task", "seed", "train"))
 
 NO_SESSION = (
@@ -89,50 +90,55 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 BODY_BYTES = 64 * 2**20
-"""Of a request; screenshots as base64 take a third more than as files."""
+"""Most bytes of a request's body. Screenshots as base64 take a third more than as files."""
 
 
 def make_app(sessions: Sessions, *, host: str, token: str, body_bytes: int = BODY_BYTES) -> ASGIApp:
-    """Return the endpoint over these sessions; it answers only under the name `host`."""
+    """Return the ASGI application for these sessions. It answers only under the name `host`."""
 
-    async def chat(request: Request) -> Response:
+    async def complete(request: Request) -> Response:
         body = await _body(request, body_bytes)
-        asked = read_chat(body) if len(body) < _SMALL else await asyncio.to_thread(read_chat, body)
+        # 1. Read the request and the session that it names.
+        is_small = len(body) < _SMALL
+        chat = read_chat(body) if is_small else await asyncio.to_thread(read_chat, body)
         name, opening = _session_of(
-            request, asked.fields, asked.model, of_user=not sessions.are_alone
+            request, chat.fields, chat.model, of_user=not sessions.are_alone
         )
         if not name and not sessions.are_alone:
             raise invalid(NO_SESSION, "user", "no_session")
-        sessions.check(name, opening, asked)
+        # 2. Check its settings before a task is leased for it, then take or open the session.
+        sessions.check(name, opening, chat)
         session = await (sessions.obtain(name, opening) if name else sessions.open(opening))
+        # 3. Ask for the completion. OpenAI's clients count their repeats in this header.
         is_repeat = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
         try:
-            answer = await session.ask(asked, is_repeat=is_repeat)
+            answer = await session.ask(chat, is_repeat=is_repeat)
         finally:
             if not name:
                 session.close("its one request is over")
-        told = completion_json(session, asked, answer, sessions.action_language)
-        if asked.streamed:
-            events = as_events(told, with_usage=asked.usage_streamed)
+        # 4. Answer, as one object or as a stream.
+        reply = completion_json(session, chat, answer, sessions.action_language)
+        if chat.streamed:
+            events = as_events(reply, with_usage=chat.usage_streamed)
             return Response(events, media_type="text/event-stream")
-        return JSONResponse(told)
+        return JSONResponse(reply)
 
-    async def opened(request: Request) -> Response:
+    async def open_session(request: Request) -> Response:
         opening = read_body(Opening, read_json(await _body(request, _SMALL)))
         name = opening.session
-        if name and name in {each.terms.id for each in sessions.all()}:
+        if name and name in {session.terms.id for session in sessions.all()}:
             raise invalid(f"session {name} is open already", "session")
         session = await (sessions.obtain(name, opening) if name else sessions.open(opening))
         return JSONResponse(session_json(session), HTTPStatus.CREATED)
 
-    async def listed(_request: Request) -> Response:
-        found = [session_json(each) for each in sessions.all()]
-        return JSONResponse({"object": "list", "data": found})
+    async def list_sessions(_request: Request) -> Response:
+        rows = [session_json(session) for session in sessions.all()]
+        return JSONResponse({"object": "list", "data": rows})
 
-    async def shown(request: Request) -> Response:
+    async def show_session(request: Request) -> Response:
         return JSONResponse(session_json(sessions.get(request.path_params["name"])))
 
-    async def ended(request: Request) -> Response:
+    async def end_session(request: Request) -> Response:
         end = read_body(End, read_json(await _body(request, body_bytes)))
         verdict, image = end.verdict, end.image
         session = sessions.to_end(request.path_params["name"], verdict)
@@ -142,15 +148,15 @@ def make_app(sessions: Sessions, *, host: str, token: str, body_bytes: int = BOD
         finally:
             if is_first and session.verdict is not None:
                 sessions.count(verdict.outcome)
-        told = {
+        result = {
             "outcome": verdict.outcome,
             "reward": verdict.reward,
             "accepted": ack.accepted,
             "note": ack.note,
         }
-        return JSONResponse({**session_json(session), **told})
+        return JSONResponse({**session_json(session), **result})
 
-    async def given_up(request: Request) -> Response:
+    async def delete_session(request: Request) -> Response:
         session = sessions.get(request.path_params["name"])
         await session.give_back("the agent gave the episode up")
         return JSONResponse({**session_json(session), "deleted": True})
@@ -171,15 +177,15 @@ def make_app(sessions: Sessions, *, host: str, token: str, body_bytes: int = BOD
 
     one = "/v1/sessions/{name}"
     routes = [
-        route("/v1/chat/completions", chat, "POST"),
+        route("/v1/chat/completions", complete, "POST"),
         route("/v1/models", models, "GET"),
         route("/v1/models/{name:path}", model, "GET"),
-        route("/v1/sessions", opened, "POST"),
-        route("/v1/sessions", listed, "GET"),
-        route(one, shown, "GET"),
-        route(one, given_up, "DELETE"),
-        route(f"{one}/end", ended, "POST"),
-        route(f"{one}/chat/completions", chat, "POST"),
+        route("/v1/sessions", open_session, "POST"),
+        route("/v1/sessions", list_sessions, "GET"),
+        route(one, show_session, "GET"),
+        route(one, delete_session, "DELETE"),
+        route(f"{one}/end", end_session, "POST"),
+        route(f"{one}/chat/completions", complete, "POST"),
         route(f"{one}/models", models, "GET"),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _not_found})
@@ -187,13 +193,13 @@ def make_app(sessions: Sessions, *, host: str, token: str, body_bytes: int = BOD
 
 
 def _answering(handler: Handler, sessions: Sessions) -> Handler:
-    """Return the handler, whose errors are answers."""
+    """Return a handler that answers with an error object where the given one raises."""
 
     async def answer(request: Request) -> Response:
         try:
             return await handler(request)
         except ClientDisconnect:
-            return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
+            return Response(status_code=HTTPStatus.BAD_REQUEST)  # no client reads this answer
         except DartError as raised:
             error = as_api_error(raised)
         except Exception:
@@ -218,7 +224,7 @@ def _not_found(request: Request, raised: Exception) -> Response:
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """Return the body, of at most so many bytes, which comes in time. Raises ApiError."""
+    """Return the body of a request. Raises ApiError if it is not JSON, too slow, or has over `most` bytes."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in (
         "application/json",
         "",
@@ -254,29 +260,29 @@ async def _body(request: Request, most: int) -> bytes:
 def _session_of(
     request: Request, fields: Mapping[str, Any], model: str, *, of_user: bool
 ) -> tuple[str, Opening]:
-    """Return the session that a chat request names, or "", and what it says of it where it opens it.
+    """Return (name, opening): the session that a chat request names, or "", and the settings to open it.
 
-    With `of_user` the name of the user and the id of a router are one, too. Raises ApiError.
+    With `of_user`, the name of the user and the session id of a router also name a session. Raises ApiError.
     """
     metadata = fields.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
 
-    def named(header: str, key: str) -> str:
-        found = request.headers.get(header) or metadata.get(key) or ""
-        return found if isinstance(found, str) else str(found)
+    def setting(header: str, key: str) -> str:
+        value = request.headers.get(header) or metadata.get(key) or ""
+        return value if isinstance(value, str) else str(value)
 
     user = fields.get("user")
     of_router = fields.get("session_id") or request.headers.get("x-session-id")  # litellm, Harbor
-    name = request.path_params.get("name") or named(_SESSION, "session")
+    name = request.path_params.get("name") or setting(_SESSION, "session")
     if of_user and not name:
-        name = next((each for each in (of_router, user) if isinstance(each, str)), "")
+        name = next((text for text in (of_router, user) if isinstance(text, str)), "")
     base, _, of_model = model.partition(":")
     if base != MODEL:
-        of_model = ""  # harnesses often know models by names of their own
-    seed, train = named(_SEED, "seed"), named(_TRAIN, "train").lower()
-    told = {
-        "task": named(_TASK, "task") or of_model,
+        of_model = ""  # many harnesses have their own names of models
+    seed, train = setting(_SEED, "seed"), setting(_TRAIN, "train").lower()
+    fields = {
+        "task": setting(_TASK, "task") or of_model,
         "seed": int(seed) if seed.isdecimal() and len(seed) <= 20 else seed or None,
         "train": {"true": True, "": True, "false": False}.get(train, train),
     }
-    return name, read_body(Opening, told)
+    return name, read_body(Opening, fields)

@@ -1,7 +1,9 @@
-"""Errors of the endpoint, as OpenAI's clients read them.
+"""Errors of the endpoint, in the form that OpenAI's clients read.
 
-ApiError      one answer: status, code, text with the cure, and whether to ask again
-as_api_error  any other error of ours as one
+ApiError      an answer that is an error: status, code, a text with the fix, and whether the client may retry
+invalid       makes the error of a wrong request
+unavailable   makes the error of a request that cannot be answered now
+as_api_error  turns any DartError into an ApiError
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 from bus.errors import DartError, OversizeError, PromptError, UserError
 
 AGAIN_S = 5.0
-"""After so long a client may ask again where this process cannot tell better."""
+"""Seconds after which a client may retry, unless this process has a better estimate."""
 
 
 class ApiError(DartError):
@@ -27,7 +29,7 @@ class ApiError(DartError):
         param: str | None = None,
         retry_after_s: float = 0.0,
     ) -> None:
-        """`param` names the field; with `retry_after_s` the same request may succeed later."""
+        """Set `param` to the wrong field of the request, and `retry_after_s` if a retry may succeed."""
         super().__init__(text)
         self.status = status
         self.code = code
@@ -36,7 +38,7 @@ class ApiError(DartError):
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI's error object."""
+        """The answer's JSON, OpenAI's error object."""
         return {
             "error": {
                 "message": str(self),
@@ -48,14 +50,14 @@ class ApiError(DartError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of the answer. OpenAI's clients repeat 409 and others by themselves unless they are told."""
+        """The answer's headers. Without them OpenAI's clients repeat status 409 and others by themselves."""
         if not self.retry_after_s:
             return {"x-should-retry": "false"}
         return {"retry-after": f"{max(1, round(self.retry_after_s))}", "x-should-retry": "true"}
 
 
 def invalid(text: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """Return the error of a request that is wrong, and stays so."""
+    """Return the error of a request that is wrong, so that a retry fails as well."""
     return ApiError(HTTPStatus.BAD_REQUEST, code, text, param=param)
 
 
@@ -65,7 +67,7 @@ def unavailable(text: str, code: str = "unavailable") -> ApiError:
 
 
 def as_api_error(error: DartError) -> ApiError:
-    """Return what a client is told of an error of ours."""
+    """Return the answer for an error of any class."""
     match error:
         case ApiError():
             return error

@@ -1,9 +1,9 @@
-"""Answers of the endpoint as JSON: completions in OpenAI's form, with what dart adds in `dart`.
+"""Answers of the endpoint as JSON: completions in OpenAI's form, with dart's own fields under `dart`.
 
-completion_json   the answer to a chat request
-as_events         the same as a stream of server-sent events: one chunk with the whole text
-session_json      a session
-models_json       the one model, under its name
+completion_json   returns the answer to a chat request
+as_events         returns that answer as a stream of server-sent events: one chunk with the whole text
+session_json      returns a session
+models_json       returns the list of models, which has one
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ MODEL = "dart"
 def completion_json(
     session: Session, request: ChatRequest, answer: Answer, action_language: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return a chat completion; `action_language` says how to read the actions in its text."""
+    """Return a chat completion; `action_language` describes how actions are written in its text."""
     completion, terms = answer.completion, session.terms
     tokens = completion.sampled.token_ids
     prompt_tokens = len(completion.prompt_token_ids)
-    asked = {"token_ids": tokens} if request.token_ids else {}
+    token_fields = {"token_ids": tokens} if request.token_ids else {}
     prompt = {"prompt_token_ids": list(completion.prompt_token_ids)} if request.token_ids else {}
     return {
         "id": f"chatcmpl-{terms.trajectory_id}-{answer.step}",
@@ -40,7 +40,7 @@ def completion_json(
                 "message": {"role": "assistant", "content": completion.text},
                 "finish_reason": _finish_reason(completion),
                 "logprobs": _logprobs(completion) if request.logprobs else None,
-                **asked,
+                **token_fields,
             }
         ],
         **prompt,
@@ -67,7 +67,7 @@ def completion_json(
 
 def as_events(answer: Mapping[str, Any], *, with_usage: bool) -> str:
     """Return a chat completion as server-sent events."""
-    return "".join(f"data: {each}\n\n" for each in (*_chunks(answer, with_usage), "[DONE]"))
+    return "".join(f"data: {chunk}\n\n" for chunk in (*_chunks(answer, with_usage), "[DONE]"))
 
 
 def _chunks(answer: Mapping[str, Any], with_usage: bool) -> Iterator[str]:
@@ -77,14 +77,14 @@ def _chunks(answer: Mapping[str, Any], with_usage: bool) -> Iterator[str]:
     whole = {**choice, "delta": choice["message"], "finish_reason": None}
     last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
     del whole["message"]
-    for chosen in (whole, last):
-        yield json.dumps({**same, "choices": [chosen]})
+    for choice_chunk in (whole, last):
+        yield json.dumps({**same, "choices": [choice_chunk]})
     if with_usage:
         yield json.dumps({**same, "choices": [], "usage": answer["usage"]})
 
 
 def session_json(session: Session) -> dict[str, Any]:
-    """Return a session, for its agent."""
+    """Return the fields of a session for its agent."""
     terms = session.terms
     return {
         "object": "session",
@@ -104,14 +104,14 @@ def session_json(session: Session) -> dict[str, Any]:
 
 
 def models_json(action_language: Mapping[str, str]) -> dict[str, Any]:
-    """Return the list of models, which has one."""
+    """Return the list of models, which holds the one model."""
     return {"object": "list", "data": [model_json(action_language)]}
 
 
 def model_json(action_language: Mapping[str, str]) -> dict[str, Any]:
     """Return the one model, with the action language that it writes."""
-    shown = {"dart": dict(action_language)} if action_language else {}
-    return {"id": MODEL, "object": "model", "created": 0, "owned_by": "dart", **shown}
+    own = {"dart": dict(action_language)} if action_language else {}
+    return {"id": MODEL, "object": "model", "created": 0, "owned_by": "dart", **own}
 
 
 def _finish_reason(completion: Completion) -> str:
@@ -119,7 +119,7 @@ def _finish_reason(completion: Completion) -> str:
 
 
 def _logprobs(completion: Completion) -> dict[str, Any]:
-    """Each token by its id, as vLLM writes them; this process has no vocabulary."""
+    """Return the log-probabilities, with tokens by id as in vLLM: this process has no vocabulary."""
     sampled = completion.sampled
     pairs = zip(sampled.token_ids, sampled.behaviour_logprobs, strict=True)
     return {

@@ -1,10 +1,10 @@
-"""Requests: their JSON read and checked, their images decoded.
+"""Reads and checks the JSON of requests, and decodes their images.
 
-read_json   the object of a body
-read_body   its fields as a model: Opening of a session, End of one
-read_chat   the body of POST /v1/chat/completions -> ChatRequest
+read_json   returns the JSON object of a body
+read_body   returns its fields as a model: Opening (of a session) or End (of a session)
+read_chat   returns the body of POST /v1/chat/completions as a ChatRequest
 
-Nothing of it is trusted: any JSON gives a request or an ApiError that names the field.
+Requests are not trusted: any JSON gives a request or an ApiError that names the field.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from envs.contract.blobs import image_type
 MOST_MESSAGES = 4096
 MOST_PARTS = 16_384
 MOST_IMAGES = 1024
-_SHOWN = 40  # characters of a wrong value in an error
+_MOST_SHOWN = 40  # characters of a wrong value in an error
 
 _REASON_CHARS = 4000
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """What an agent asks for."""
+    """A request for a completion."""
 
-    fields: Mapping[str, Any]  # all, as they came
+    fields: Mapping[str, Any]  # all fields of the body, unchanged
     messages: list[ChatMessage]
     images: list[bytes]  # [I >= 1], encoded, in reading order
     model: str
     streamed: bool
-    usage_streamed: bool  # a chunk of its own for the usage, at the end of the stream
+    usage_streamed: bool  # whether the stream ends with a separate chunk for the usage
     logprobs: bool
     token_ids: bool  # vLLM's fields with the tokens of prompt and completion
     digest: bytes  # of the body: a repeated request has the same
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body; an empty body is an empty object. Raises ApiError."""
+    """Return the JSON object of a body, {} for an empty body. Raises ApiError."""
     if not body.strip():
         return {}
     try:
@@ -61,18 +61,18 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 class Opening(BaseModel):
-    """What a request says of the session that it opens."""
+    """The settings of a session that a request opens."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    task: str = ""  # empty: what data's scheduler chooses
+    task: str = ""  # empty: the data service's scheduler chooses
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     train: bool = True
-    session: str = ""  # an id of the agent's own
+    session: str = ""  # the session's id, if the agent chooses it
 
 
 class End(BaseModel):
-    """What a request says of the end of its session."""
+    """The end of a session, as a request describes it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -86,7 +86,7 @@ class End(BaseModel):
 
     @property
     def verdict(self) -> Verdict:
-        """In our terms: a reward alone passes where it is 1. Raises ApiError."""
+        """The verdict. A reward without an outcome is a pass if it is 1. Raises ApiError."""
         reason = self.reason[:_REASON_CHARS]
         if self.outcome is None and self.reward is None:
             raise invalid(
@@ -100,7 +100,7 @@ class End(BaseModel):
 
     @property
     def image(self) -> bytes | None:
-        """The last screenshot; None where there is none. Raises ApiError."""
+        """The last screenshot, None if the request has none. Raises ApiError."""
         return None if self.screenshot is None else _image(self.screenshot, "screenshot")
 
 
@@ -115,12 +115,12 @@ class _Message(BaseModel):
 
     @field_validator("content", mode="before")
     @classmethod
-    def _as_parts(cls, given: Any) -> Any:
-        return [{"type": "text", "text": given}] if isinstance(given, str) else given
+    def _as_parts(cls, content: Any) -> Any:
+        return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 class _Body(BaseModel):
-    """A chat request; its settings are read by settle (sampling.py)."""
+    """The fields of a chat request, except its sampling settings, which `settle` reads (sampling.py)."""
 
     messages: list[_Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     model: str
@@ -134,31 +134,32 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def read_body(model: type[M], fields: Mapping[str, Any]) -> M:
-    """Return the fields of a body, checked. Raises ApiError that names the first wrong one."""
+    """Return the fields of a body as a model. Raises ApiError that names the first wrong field."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"])[1:]
-        said = (
-            first["msg"].replace("Field required", "is missing").replace("Input should", "must", 1)
-        )
-        said = said if said.startswith(("must", "is ")) else f": {said}"
-        raise invalid(f"{where} {said}".replace(" :", ":"), where) from None
+        problem = first["msg"].replace("Field required", "is missing")
+        problem = problem.replace("Input should", "must", 1)
+        problem = problem if problem.startswith(("must", "is ")) else f": {problem}"
+        raise invalid(f"{where} {problem}".replace(" :", ":"), where) from None
 
 
 def read_chat(body: bytes) -> ChatRequest:
     """Return a chat request. Raises ApiError."""
     fields = read_json(body)
-    told = read_body(_Body, fields)
+    checked = read_body(_Body, fields)
     images: list[bytes] = []
     messages = [
-        _message(each, f"messages[{index}]", images) for index, each in enumerate(told.messages)
+        _message(message, f"messages[{index}]", images)
+        for index, message in enumerate(checked.messages)
     ]
     if messages[-1].role != "user":
         text = "the last of messages must be the user's: the completion is the answer to it"
         raise invalid(text, "messages")
-    if sum(len(each.parts) for each in messages) > MOST_PARTS or len(images) > MOST_IMAGES:
+    part_count = sum(len(message.parts) for message in messages)
+    if part_count > MOST_PARTS or len(images) > MOST_IMAGES:
         text = f"messages have more than {MOST_PARTS:,} parts or {MOST_IMAGES:,} images"
         raise invalid(text, "messages")
     if not images:
@@ -167,47 +168,48 @@ def read_chat(body: bytes) -> ChatRequest:
             "with a data URL (docs/serve.md)",
             "messages",
         )
-    streaming = told.stream_options
+    streaming = checked.stream_options
     return ChatRequest(
         fields=fields,
         messages=messages,
         images=images,
-        model=_text(told.model, "model"),
-        streamed=bool(told.stream),
+        model=_text(checked.model, "model"),
+        streamed=bool(checked.stream),
         usage_streamed=isinstance(streaming, dict) and streaming.get("include_usage") is True,
-        logprobs=bool(told.logprobs),
-        token_ids=bool(told.return_token_ids),
+        logprobs=bool(checked.logprobs),
+        token_ids=bool(checked.return_token_ids),
         digest=hashlib.blake2b(body, digest_size=16).digest(),
     )
 
 
-def _message(told: _Message, where: str, images: list[bytes]) -> ChatMessage:
-    """One message; its images are added to `images`."""
+def _message(message: _Message, where: str, images: list[bytes]) -> ChatMessage:
+    """Return a message for the bus, and append its images to `images`. `where` names it in errors."""
     for name in ("tool_calls", "function_call", "audio"):
-        if getattr(told, name):
+        if getattr(message, name):
             raise invalid(
                 f"{where}.{name} is not supported: write the call as the model did, in content",
                 f"{where}.{name}",
             )
-    content = told.content
+    content = message.content
     if content is None:
-        if told.role != "assistant":
+        if message.role != "assistant":
             text = f"{where}.content must be a string or a list of parts"
             raise invalid(text, f"{where}.content")
         content = [{"type": "text", "text": ""}]
-    parts = [_part(each, f"{where}.content[{at}]", images) for at, each in enumerate(content)]
-    if told.role != "user" and any(part.is_image for part in parts):
+    parts = [_part(part, f"{where}.content[{at}]", images) for at, part in enumerate(content)]
+    if message.role != "user" and any(part.is_image for part in parts):
         text = f"{where}.content: only messages of the user may have images"
         raise invalid(text, f"{where}.content")
-    return ChatMessage(role="system" if told.role == "developer" else told.role, parts=parts)
+    role = "system" if message.role == "developer" else message.role
+    return ChatMessage(role=role, parts=parts)
 
 
-def _part(given: Mapping[str, Any], where: str, images: list[bytes]) -> ChatPart:
-    kind = given.get("type")
+def _part(part: Mapping[str, Any], where: str, images: list[bytes]) -> ChatPart:
+    kind = part.get("type")
     if kind == "text":
-        return ChatPart(text=_text(given.get("text"), f"{where}.text"))
+        return ChatPart(text=_text(part.get("text"), f"{where}.text"))
     if kind == "image_url":
-        url = given.get("image_url")
+        url = part.get("image_url")
         url = url.get("url") if isinstance(url, dict) else url
         images.append(_image(_text(url, f"{where}.image_url"), f"{where}.image_url"))
         return ChatPart(is_image=True)
@@ -215,12 +217,12 @@ def _part(given: Mapping[str, Any], where: str, images: list[bytes]) -> ChatPart
 
 
 def _image(url: str, where: str) -> bytes:
-    """Return the encoded image of a data URL."""
+    """Return the encoded image in a data URL. Raises ApiError."""
     head, comma, payload = url.partition(",")
     if not head.startswith("data:") or not comma or not head.endswith(";base64"):
         raise invalid(
-            f"{where} must be a data URL, data:image/png;base64,..., got {url[:_SHOWN]!r}; nothing is "
-            "fetched from elsewhere",
+            f"{where} must be a data URL, data:image/png;base64,..., got {url[:_MOST_SHOWN]!r}; images "
+            "of other URLs are not fetched",
             where,
         )
     try:
@@ -236,7 +238,10 @@ def _image(url: str, where: str) -> bytes:
 
 
 def _text(value: object, where: str) -> str:
-    """Return a string without lone surrogates, which JSON can spell: they are in no message of ours."""
+    """Return a string without lone surrogates, which JSON can hold and our messages cannot.
+
+    Raises ApiError.
+    """
     if not isinstance(value, str):
         raise invalid(f"{where} must be a string, got {type(value).__name__}", where)
     return value.encode(errors="replace").decode()

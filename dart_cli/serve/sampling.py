@@ -1,6 +1,6 @@
-"""Which settings of a chat request are taken, and which must be the run's.
+"""Decides which settings of a chat request are used, and which must be the run's.
 
-settle   the sampling of one completion. Raises ApiError for what it cannot be
+settle   returns the sampling of one completion, or raises ApiError for a setting that is not allowed
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stop": ("", []),
     "best_of": (1,),
 }
-"""Settings that change the distribution or the completion, with their values that change nothing."""
+"""Settings that change the distribution or the completion -> their values that change nothing."""
 
 _UNANSWERED: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -40,17 +40,17 @@ _UNANSWERED: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "top_logprobs": (0,),
 }
-"""Settings whose answer would be of another form; only these values are answered."""
+"""Settings that ask for an answer of another form -> the values that are allowed."""
 
 _SILENT = frozenset(
     "model messages user metadata stream stream_options logprobs store service_tier "
     "parallel_tool_calls safety_identifier prompt_cache_key session_id return_token_ids".split()
 )
-"""Settings that are read elsewhere, or change nothing."""
+"""Settings that other modules read, or that change nothing."""
 
 
-class _Own(BaseModel):
-    """Settings of a completion that a request may have."""
+class _Settings(BaseModel):
+    """Sampling settings that a request may have."""
 
     model_config = ConfigDict(strict=True)
 
@@ -60,47 +60,48 @@ class _Own(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
 
-def settle(given: Mapping[str, Any], run: Sampling, *, is_trained: bool, ignores: bool) -> Sampling:
-    """How a completion is drawn: as the run samples, and outside training as the request says.
+def settle(
+    fields: Mapping[str, Any], run: Sampling, *, is_trained: bool, ignores: bool
+) -> Sampling:
+    """Return how a completion is sampled: as the run does, or outside training as the request asks.
 
-    `ignores`: other settings are passed over where they would be refused. Raises ApiError.
+    With `ignores`, settings that would be refused are ignored instead. Raises ApiError.
     """
+    # 1. Refuse settings whose answer would have another form, and unknown ones.
     for name, neutral in _UNANSWERED.items():
-        if given.get(name) is not None and not _is_one_of(given[name], neutral):
-            raise _unsupported(name, given[name], neutral)
-    for name in given:
-        if (
-            given[name] is None
-            or name in _SILENT
-            or name in _UNANSWERED
-            or name in _Own.model_fields
-        ):
+        if fields.get(name) is not None and not _is_one_of(fields[name], neutral):
+            raise _unsupported(name, fields[name], neutral)
+    for name, value in fields.items():
+        is_read = name in _SILENT or name in _UNANSWERED or name in _Settings.model_fields
+        if value is None or is_read:
             continue
         neutral = _NEUTRAL.get(name, ())
-        if not _is_one_of(given[name], neutral) and not ignores:
-            raise _unsupported(name, given[name], neutral)
-    own = read_body(_Own, given)
-    temperature = own.temperature
+        if not _is_one_of(value, neutral) and not ignores:
+            raise _unsupported(name, value, neutral)
+    # 2. Read the sampling settings; outside training they are used.
+    settings = read_body(_Settings, fields)
+    temperature = settings.temperature
     if temperature and temperature < MIN_TEMPERATURE:
         raise invalid(f"temperature must be 0 or at least {MIN_TEMPERATURE:g}", "temperature")
-    most, seed = own.max_completion_tokens or own.max_tokens, own.seed
+    most, seed = settings.max_completion_tokens or settings.max_tokens, settings.seed
     if not is_trained:
         changes = {"temperature": temperature, "max_tokens": most, "seed": seed}
         return run.model_copy(
             update={name: value for name, value in changes.items() if value is not None}
         )
-    for name, value, runs, key in (
+    # 3. In training they must be the run's.
+    for name, value, of_run, key in (
         ("temperature", temperature, run.temperature, "rollout.temperature"),
         ("max_tokens", most, run.max_tokens, "rollout.max_tokens"),
     ):
-        if value is not None and value != runs and not ignores:
+        if value is not None and value != of_run and not ignores:
             raise invalid(
-                f"{name} = {value:g}: training samples with {key} = {runs:g}; leave it out, set the run's "
-                f'{key}, or pass it over with serve.sampling = "ignore"',
+                f"{name} = {value:g}: training samples with {key} = {of_run:g}; leave it out, set the run's "
+                f'{key}, or ignore it with serve.sampling = "ignore"',
                 name,
             )
     if seed is not None and not ignores:
-        raise invalid("seed: training draws by the lease's own; leave it out", "seed")
+        raise invalid("seed: training samples with the lease's seed; leave it out", "seed")
     return run
 
 
@@ -109,10 +110,10 @@ def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
 
 
 def _unsupported(name: str, value: Any, neutral: tuple[Any, ...]) -> ApiError:
-    shown = str(value)
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    text = str(value)
+    text = text if len(text) <= 60 else f"{text[:57]}..."
     if name in _UNANSWERED or name in _NEUTRAL:
-        cure = f"leave it out{''.join(f', or set it to {each}' for each in neutral[:1])}"
-        return invalid(f"{name} = {shown} is not supported: {cure}", name, "unsupported_value")
-    text = f'{name} is not known here: leave it out, or set serve.sampling = "ignore"'
+        fix = f"leave it out, or set it to {neutral[0]}" if neutral else "leave it out"
+        return invalid(f"{name} = {text} is not supported: {fix}", name, "unsupported_value")
+    text = f'{name} is an unknown parameter: leave it out, or set serve.sampling = "ignore"'
     return invalid(text, name, "unknown_parameter")

@@ -1,14 +1,15 @@
 """One episode that another program plays: its requests become steps, its verdict the trajectory's end.
 
-Terms      what a session is about, fixed when it is opened
+Terms            the task, limits and sampling of a session, fixed when it is opened
 SessionContext   what all sessions of a process share
-Session    the control flow
+Session          the control flow of an episode
 
-    request  ->  the step before is handed to data; prompt -> rollout worker -> completion
-    end      ->  the last step and the verdict are handed to data
+    request  ->  the previous step is submitted to the data service; prompt -> rollout worker -> completion
+    end      ->  the last step and the verdict are submitted to the data service
 
-A step is submitted when the next request shows that its action was done, so that `env_s` is the time between.
-What a prompt says of earlier completions is found by their text: the prompt then has their very tokens.
+A step is submitted when the next request shows that its action was done, so that `env_s` is the time between
+the two. If a prompt repeats the text of an earlier completion, that text gets the tokens that were sampled
+for it.
 """
 
 from __future__ import annotations
@@ -51,41 +52,41 @@ from envs.contract.screenshots import StoredEncoding, pixels_of, stored_as
 logger = logging.getLogger(__name__)
 
 _INSTRUCTION_CHARS = 20_000
-"""Of a first message, kept as the instruction of a task that has none of its own."""
+"""Most characters of a first message that become the instruction, if the task has none."""
 
 State = Literal["open", "asking", "ending", "ended"]
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a session is about, fixed when it is opened."""
+    """The task, limits and sampling of a session, fixed when it is opened."""
 
     id: str
     trajectory_id: str
-    task_id: str  # empty: none of the suite
+    task_id: str  # empty: no task of the suite
     task_seed: int
     instruction: str
     max_steps: int
-    sampling: Sampling  # its seed is the episode's; step i adds i
-    lease: Lease | None  # None: nothing is filed
+    sampling: Sampling  # its seed is the episode's; step i adds i to it
+    lease: Lease | None  # None: nothing is stored
 
 
 @dataclass(frozen=True)
 class SessionContext:
     """What all sessions of a process share."""
 
-    data: DataClient | None  # None of a model that is served alone: no session has a lease
+    data_service: DataClient | None  # None without a run: no session has a lease then
     action_spec: ActionSpec
     screens: StoredEncoding
     ignores_sampling: bool
-    patience_s: float  # for data to take a step or an end
+    patience_s: float  # seconds that the data service may take to accept a step or an end
     idle_s: float
     waits: WaitReporter | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One completion, as it is answered."""
+    """A completion with its place in the session."""
 
     completion: Completion
     step: int
@@ -102,31 +103,36 @@ class Session:
         policy: Policy,
         context: SessionContext,
         timer: PhaseTimer,
-        ended: Callable[[Session, str], None],
+        on_end: Callable[[Session, str], None],
     ) -> None:
-        """Tell `ended` once, with the reason, when the session takes no more requests."""
+        """Call `on_end(session, reason)` once, as soon as the session takes no more requests."""
         self.terms = terms
         self.slot = slot
         self.state: State = "open"
-        self.steps = 0  # completions given
-        self.verdict: Verdict | None = None  # that was submitted
-        self.touched_at = time.monotonic()  # of the newest request, or its answer
+        self.steps = 0  # number of completions
+        self.verdict: Verdict | None = None  # once it is submitted
+        self.touched_at = time.monotonic()  # time of the newest request or answer
         self._policy = policy
         self._context = context
         self._timer = timer
-        self._ended = ended
+        self._on_end = on_end
         self._opened_at = time.monotonic()
         self._reset_s: float | None = None  # from the opening to the first request
         self._answered_at = 0.0  # monotonic seconds of the newest completion
-        self._said: defaultdict[str, list[list[int]]] = defaultdict(list)  # text -> sampled tokens
+        # text of a completion -> the tokens of each completion of that text, oldest first
+        self._sampled_tokens: defaultdict[str, list[list[int]]] = defaultdict(list)
         self._pointer: tuple[int, int] | None = None
-        self._held: StepRecord | None = None  # the newest step, not submitted yet
-        self._ack: asyncio.Task[Ack] | None = None  # of the step before, while it is on its way
-        self._asked: asyncio.Task[Answer] | None = None
+        self._unsent: StepRecord | None = None  # the newest step, until its action is done
+        self._ack: asyncio.Task[Ack] | None = (
+            None  # the submission of the previous step, if pending
+        )
+        self._answering: asyncio.Task[Answer] | None = None  # of the newest request
         self._digest = b""  # of the newest request's body
         self._finishing: asyncio.Task[Ack] | None = None
-        self._shown: dict[bytes, Observation] = {}  # of the newest prompt, as they came
-        self._kept: set[str] = set()  # content hashes of images that were submitted
+        self._screens: dict[
+            bytes, Observation
+        ] = {}  # of the newest prompt, by key of the image sent
+        self._submitted: set[str] = set()  # content hashes of images in submitted steps
         self._waiting: AbstractContextManager[None] = nullcontext()
         self._await_agent()
 
@@ -135,23 +141,23 @@ class Session:
     async def ask(self, request: ChatRequest, *, is_repeat: bool) -> Answer:
         """Return the completion of a prompt. Raises ApiError, and what the policy raises.
 
-        A client that repeats a request, since its connection was lost, gets the answer of the first.
+        A client that repeats a request since its connection was lost gets the answer of the first one.
         """
-        before = self._asked if is_repeat and request.digest == self._digest else None
+        before = self._answering if is_repeat and request.digest == self._digest else None
         if before is None or (before.done() and (before.cancelled() or before.exception())):
             self._refuse_unless_open()
             self.state, self._digest = "asking", request.digest
             self._waiting.__exit__(None, None, None)
-            self._asked = asyncio.create_task(self._answer(request))
-            self._asked.add_done_callback(self._answered)
-        asked = self._asked
-        assert asked is not None
-        await asyncio.wait([asked])
-        if asked.cancelled():
-            raise self._over()
-        return asked.result()
+            self._answering = asyncio.create_task(self._answer(request))
+            self._answering.add_done_callback(self._note_answer)
+        answering = self._answering
+        assert answering is not None
+        await asyncio.wait([answering])
+        if answering.cancelled():
+            raise self._over_error()
+        return answering.result()
 
-    def _over(self) -> ApiError:
+    def _over_error(self) -> ApiError:
         return ApiError(HTTPStatus.GONE, "session_over", f"session {self.terms.id} is over")
 
     def _refuse_unless_open(self) -> None:
@@ -163,7 +169,7 @@ class Session:
                 "session for another episode",
             )
         if self.state != "open":
-            raise self._over()
+            raise self._over_error()
         if self.steps >= self.terms.max_steps:
             raise invalid(
                 f"session {self.terms.id} has had its {self.terms.max_steps} steps: submit the verdict, "
@@ -171,16 +177,16 @@ class Session:
                 code="step_limit",
             )
 
-    def _answered(self, task: asyncio.Task[Answer]) -> None:
+    def _note_answer(self, task: asyncio.Task[Answer]) -> None:
         self.touched_at = time.monotonic()
         if not task.cancelled():
-            task.exception()  # it is told to whoever waits; perhaps no client does any more
+            task.exception()  # retrieve it: perhaps no client waits for the answer any more
         if self.state == "asking":
             self.state = "open"
             self._await_agent()
 
     def _await_agent(self) -> None:
-        """Report the wait for the other program, until its next request."""
+        """Report the wait for the agent, until its next request."""
         waits = self._context.waits
         if waits is not None:
             idle_s = self._context.idle_s
@@ -197,37 +203,38 @@ class Session:
             is_trained=terms.lease is not None,
             ignores=self._context.ignores_sampling,
         )
-        shown = await self._as_shown(request.images)
+        screens = await self._screens_of(request.images)
+        # The request shows that the previous action is done: submit its step.
         await self._settle()
         if self._reset_s is None:
             self._reset_s = asked_at - self._opened_at
-        self._hand_in_held(asked_at - self._answered_at)
-        act = self._act_request(request, shown, sampling)
+        self._submit_step(asked_at - self._answered_at)
+        act = self._act_request(request, screens, sampling)
         self._timer.enter("waiting")
         began = time.monotonic()
         completion = await self._policy.act(act)
         self._answered_at = time.monotonic()
-        self._said[completion.text].append(list(completion.sampled.token_ids))
+        self._sampled_tokens[completion.text].append(list(completion.sampled.token_ids))
         if terms.lease is not None:
-            self._hold(act, shown, completion, self._answered_at - began, request)
+            self._keep_step(act, screens, completion, self._answered_at - began, request)
         answer = Answer(completion, self.steps, int(time.time()))
         self.steps += 1
         return answer
 
-    async def _as_shown(self, images: Sequence[bytes]) -> list[Observation]:
-        """Return the images [I] of a prompt as the policy sees them; those of the prompt before are known."""
-        known = self._shown
+    async def _screens_of(self, images: Sequence[bytes]) -> list[Observation]:
+        """Return the images [I] of a prompt as observations; decode only those that are new."""
+        cache, encoding = self._screens, self._context.screens
         try:
-            made = await asyncio.to_thread(_observed, images, known, self._context.screens)
+            screens = await asyncio.to_thread(_observations, images, cache, encoding)
         except EnvError as error:
             raise invalid(f"an image of the messages: {error}", "messages", "bad_image") from None
-        self._shown = dict(zip(map(_key, images), made, strict=True))
-        return made
+        self._screens = dict(zip(map(_key, images), screens, strict=True))
+        return screens
 
     def _act_request(
-        self, request: ChatRequest, shown: list[Observation], sampling: Sampling
+        self, request: ChatRequest, screens: list[Observation], sampling: Sampling
     ) -> ActRequest:
-        newest = shown[-1]
+        newest = screens[-1]
         seed = sampling.seed + (self.steps if sampling.seed == self.terms.sampling.seed else 0)
         return ActRequest(
             trajectory_id=self.terms.trajectory_id,
@@ -235,55 +242,59 @@ class Session:
             instruction="",
             turns=[],
             screenshot=newest.screenshot,
-            image_hashes=[content_hash(each.screenshot) for each in shown],
+            image_hashes=[content_hash(screen.screenshot) for screen in screens],
             width=newest.width,
             height=newest.height,
             sampling=sampling.model_copy(update={"seed": seed}),
             messages=self._with_tokens(request.messages),
-            images=[each.screenshot for each in shown[:-1]],
+            images=[screen.screenshot for screen in screens[:-1]],
         )
 
     def _with_tokens(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        """Return the messages; the newest of one text has the tokens of the newest completion of that text."""
+        """Return the messages, the assistant's with the tokens that were sampled for their text.
+
+        If several completions had the same text, the newest message of it gets the newest completion's
+        tokens.
+        """
         uses: Counter[str] = Counter()
-        found = []
+        with_tokens = []
         for message in reversed(messages):
             text = _text(message)
-            said = self._said.get(text, [])
-            if message.role == "assistant" and uses[text] < len(said):
+            tokens = self._sampled_tokens.get(text, [])
+            if message.role == "assistant" and uses[text] < len(tokens):
                 uses[text] += 1
-                message = message.model_copy(update={"token_ids": said[-uses[text]]})
-            found.append(message)
-        return found[::-1]
+                message = message.model_copy(update={"token_ids": tokens[-uses[text]]})
+            with_tokens.append(message)
+        return with_tokens[::-1]
 
-    def _hold(
+    def _keep_step(
         self,
         act: ActRequest,
-        shown: list[Observation],
+        screens: list[Observation],
         completion: Completion,
         model_s: float,
         request: ChatRequest,
     ) -> None:
-        """Keep the step until its action is known to be done."""
-        newest = shown[-1]
-        # None where the agent has an action language of its own.
+        """Keep the step until the next request or the end shows that its action is done."""
+        newest = screens[-1]
+        # The action is None if the agent uses another action language than the run.
         action, _ = self._context.action_spec.read(completion.text, newest, self._pointer)
         if action is not None:
             self._pointer = pointer_after(action, self._pointer)
-        brought = {
-            key: each.screenshot
-            for key, each in zip(act.image_hashes, shown, strict=True)
-            if key not in self._kept and key != act.image_hashes[-1]
+        new_images = {
+            key: screen.screenshot
+            for key, screen in zip(act.image_hashes, screens, strict=True)
+            if key not in self._submitted and key != act.image_hashes[-1]
         }
-        self._kept |= set(act.image_hashes)
+        self._submitted |= set(act.image_hashes)
         record = record_of(act, newest, completion, action, "", model_s, 0.0)
         instruction = self._instruction(request) if act.step == 0 else ""
-        self._held = record.model_copy(
-            update={"instruction": instruction, "images": list(brought.values())}
+        self._unsent = record.model_copy(
+            update={"instruction": instruction, "images": list(new_images.values())}
         )
 
     def _instruction(self, request: ChatRequest) -> str:
-        """Return the task's own, if the prompt shows it word for word; else the first text of the user."""
+        """Return the task's instruction if the prompt shows it word for word, else the user's first text."""
         texts = [_text(message) for message in request.messages if message.role == "user"]
         own = self.terms.instruction
         if own and any(own in text for text in texts):
@@ -296,12 +307,15 @@ class Session:
     async def end(
         self, verdict: Verdict, stop_reason: StopReason | None, screenshot: bytes | None = None
     ) -> Ack:
-        """Hand the verdict in; asked again, the answer is the first's. Raises ApiError."""
+        """Submit the verdict and return the acknowledgement; a repeated call returns the same one.
+
+        Raises ApiError.
+        """
         if self._finishing is None:
             if self.state == "asking":
                 self._refuse_unless_open()
             if self.state == "ended":
-                raise self._over()
+                raise self._over_error()
             if not self.steps and verdict.outcome != "invalid":
                 raise invalid(
                     f"session {self.terms.id} has no step that a verdict could be on: ask for a completion, "
@@ -318,15 +332,16 @@ class Session:
     async def _finish(self, verdict: Verdict, reason: StopReason, screenshot: bytes | None) -> Ack:
         if self.terms.lease is None:
             return Ack()
-        for env_s in (
-            None,
-            time.monotonic() - self._answered_at,
-        ):  # the step before, then the newest
-            if env_s is not None:
-                self._hand_in_held(env_s)
-            if (ack := await self._acknowledged()) is not None and not ack.accepted:
-                return ack
-        return await self._data.end(self._end(verdict, reason, screenshot))
+        env_s = time.monotonic() - self._answered_at
+        # 1. Wait for the acknowledgement of the previous step, if it is pending.
+        if (ack := await self._acknowledged()) is not None and not ack.accepted:
+            return ack
+        # 2. Submit the newest step.
+        self._submit_step(env_s)
+        if (ack := await self._acknowledged()) is not None and not ack.accepted:
+            return ack
+        # 3. Submit the end.
+        return await self._data_service.end(self._end(verdict, reason, screenshot))
 
     def _finished(self, task: asyncio.Task[Ack]) -> None:
         if task.cancelled():
@@ -338,16 +353,16 @@ class Session:
             self.close(f"submitted{f'; {note}' if note else ''}")
 
     async def give_back(self, reason: str) -> None:
-        """Return the lease: nothing of the episode is trained on."""
+        """Return the lease, so that nothing of the episode is trained on."""
         lease, is_over = self.terms.lease, self.state in ("ending", "ended")
-        for task in (self._asked, self._ack):
+        for task in (self._answering, self._ack):
             if task is not None:
                 task.cancel()
         self.close(reason)
         if lease is not None and not is_over:
-            self._held = None
+            self._unsent = None
             end = self._end(Verdict("invalid", reason), "cancelled", None)
-            await self._data.give_back(end)
+            await self._data_service.give_back(end)
 
     def close(self, reason: str) -> None:
         """Take no more requests."""
@@ -356,10 +371,10 @@ class Session:
         if self.state == "open":
             self._waiting.__exit__(None, None, None)
         self.state = "ended"
-        self._shown.clear()
-        self._said.clear()
+        self._screens.clear()
+        self._sampled_tokens.clear()
         self._timer.enter("idle")
-        self._ended(self, reason)
+        self._on_end(self, reason)
 
     def _end(self, verdict: Verdict, reason: StopReason, screenshot: bytes | None) -> TrajectoryEnd:
         now = time.monotonic()
@@ -382,38 +397,40 @@ class Session:
         at_limit = self.steps >= self.terms.max_steps
         return "step_limit" if at_limit and verdict.outcome == "fail" else "done"
 
-    # --- data ---------------------------------------------------------------------------
+    # --- the data service -----------------------------------------------------------------
 
     @property
-    def _data(self) -> DataClient:
-        """Return the connection to the data service, which leased the task of this session."""
-        data = self._context.data
-        assert data is not None, "a session with a lease is one of a run"
-        return data
+    def _data_service(self) -> DataClient:
+        """The client of the data service, which leased the task of this session."""
+        data_service = self._context.data_service
+        assert data_service is not None, "a session with a lease belongs to a run"
+        return data_service
 
-    def _hand_in_held(self, env_s: float) -> None:
-        """Send the newest step, whose action took so long."""
-        if self._held is None:
+    def _submit_step(self, env_s: float) -> None:
+        """Begin to submit the newest step, if there is one; its action took `env_s` seconds."""
+        if self._unsent is None:
             return
-        record = self._held.model_copy(update={"env_s": max(0.0, env_s)})
-        self._held = None
-        self._ack = asyncio.create_task(self._data.step(record))
+        record = self._unsent.model_copy(update={"env_s": max(0.0, env_s)})
+        self._unsent = None
+        self._ack = asyncio.create_task(self._data_service.step(record))
 
     async def _acknowledged(self) -> Ack | None:
-        """Return what data says of the step that is on its way, however long it takes; None without one."""
-        on_its_way, self._ack = self._ack, None
-        return None if on_its_way is None else await on_its_way
+        """Return the acknowledgement of the pending step, without a deadline; None if no step is pending."""
+        pending, self._ack = self._ack, None
+        return None if pending is None else await pending
 
     async def _settle(self) -> None:
-        """Wait until data has the step before. Raises ApiError where it takes the lease back, or is away."""
+        """Wait until the data service has the previous step.
+
+        Raises ApiError if the data service takes the lease back, or does not answer in time.
+        """
         if self._ack is None:
             return
         try:
             ack = await self._in_time(self._ack)
         except DartError:
-            if (
-                self._ack.done()
-            ):  # data has refused the step: it is missing, and will be told at the end
+            # The data service has refused the step: it is missing, which the end will show.
+            if self._ack.done():
                 self._ack = None
             raise
         self._ack = None
@@ -426,7 +443,7 @@ class Session:
             )
 
     async def _in_time(self, task: asyncio.Task[Ack]) -> Ack:
-        """Return what data says, if it does so in time; the task goes on either way."""
+        """Return the acknowledgement. Raises ApiError after `patience_s`; the task goes on."""
         await asyncio.wait([task], timeout=self._context.patience_s)
         if not task.done():
             raise unavailable(
@@ -436,19 +453,19 @@ class Session:
         return task.result()
 
 
-def _observed(
-    images: Sequence[bytes], known: dict[bytes, Observation], screens: StoredEncoding
+def _observations(
+    images: Sequence[bytes], cache: dict[bytes, Observation], encoding: StoredEncoding
 ) -> list[Observation]:
-    """Images as observations, each new one decoded whole. Raises EnvError."""
-    made = []
+    """Return images as observations; those that are not in `cache` are decoded whole. Raises EnvError."""
+    screens = []
     for image in images:
-        seen = known.get(_key(image))
-        if seen is None:
+        screen = cache.get(_key(image))
+        if screen is None:
             width, height = pixels_of(image).size
             kind = image_type(image) or "application/octet-stream"
-            seen = stored_as(Observation(image, kind, width, height), screens)
-        made.append(seen)
-    return made
+            screen = stored_as(Observation(image, kind, width, height), encoding)
+        screens.append(screen)
+    return screens
 
 
 def _key(image: bytes) -> bytes:

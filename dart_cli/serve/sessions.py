@@ -1,10 +1,12 @@
-"""The sessions of one process: opened with a lease from the data service, bounded, ended when their agents are gone.
+"""The sessions of one process: they are opened with a lease, bounded, and ended when their agents are gone.
 
-action_language   how the policy of a configuration writes actions
-RunPeers          the processes of the run whose tasks are played; a model that is served alone has none
-Sessions          the sessions by id; those that are over are remembered for a while, so that a late request is told why
+action_language   returns how the policy of a configuration writes actions
+RunPeers          the processes of the run whose tasks are played; a model that is served without a run has
+                  none
+Sessions          the sessions by id; those that are over stay for a while, so that a late request gets the
+                  reason
 
-Each session has a slot, as an environment of `dart env` has: the data service knows it by worker and slot.
+Each session has a slot, like an environment of `dart env`: the data service identifies it by worker and slot.
 """
 
 from __future__ import annotations
@@ -39,15 +41,15 @@ from envs.contract.registry import find_task
 logger = logging.getLogger(__name__)
 
 MOST_REMEMBERED = 10_000
-"""Sessions that are over, and still told why."""
+"""Most sessions that are over and whose reason is still kept."""
 MOST_EVALUATED = 1000
-"""Steps of a session outside training that names no task."""
+"""Step limit of a session outside training that names no task."""
 LOOK_S = 0.5
-"""How often sessions are checked for agents that are gone."""
+"""Seconds between two checks for sessions whose agent is gone."""
 IDLE_S = 600.0
-"""Without a request after which an episode is over, as invalid: its agent is gone."""
+"""Seconds without a request after which an episode ends as invalid, since its agent is gone."""
 LEASE_WAIT_S = 30.0
-"""That a request waits for a task to play before it is answered with 503 and the reason."""
+"""Seconds that a request waits for a lease before it is answered with 503 and the reason."""
 NAME = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
 
 
@@ -61,7 +63,7 @@ class RunPeers:
     """The processes of the run whose tasks are played, and this worker's name among them."""
 
     worker: str
-    data: DataClient
+    data_service: DataClient
     router: RolloutRouter
     heartbeat: HeartbeatSender
 
@@ -79,9 +81,11 @@ class Sessions:
         idle_s: float = IDLE_S,
         lease_wait_s: float = LEASE_WAIT_S,
     ) -> None:
-        """`policy` answers all sessions; `action_language` says how it writes actions, for those who read them.
+        """Let `policy` answer all sessions.
 
-        Without a `run` no session is trained on, and tasks are names alone.
+        Answers carry `action_language`, which describes how it writes actions.
+
+        Without a `run`, no session is trained on, and a task is only a name.
         """
         env, serve = config.env, config.serve
         self._config = config
@@ -90,7 +94,7 @@ class Sessions:
         self.action_language = action_language
         self._lease_wait_s = lease_wait_s
         self._context = SessionContext(
-            data=run.data if run else None,
+            data_service=run.data_service if run else None,
             action_spec=action_spec_of(config),
             screens=env.screenshots,
             ignores_sampling=serve.sampling == "ignore",
@@ -102,18 +106,18 @@ class Sessions:
         self._free = list(range(serve.sessions))[::-1]
         self._open: dict[str, Session] = {}
         self._opening: dict[str, asyncio.Task[Session]] = {}
-        self._over: OrderedDict[str, tuple[str, Session]] = OrderedDict()  # id -> why, and it
-        self._counts: Counter[str] = Counter()  # of ended sessions, by outcome
-        self._steps = 0  # of ended sessions
-        self.refused = 0  # requests
-        self.stopping = ""  # why no session is opened any more
+        self._over: OrderedDict[str, tuple[str, Session]] = OrderedDict()  # id -> (reason, session)
+        self._counts: Counter[str] = Counter()  # of sessions that are over, by outcome
+        self._steps = 0  # of sessions that are over
+        self.refused = 0  # number of requests
+        self.stopping = ""  # why no session is opened any more; empty while sessions are opened
 
     def __len__(self) -> int:
         return len(self._open)
 
     @property
     def are_alone(self) -> bool:
-        """Return True if a model is served without a run: a request needs no session then."""
+        """Whether a model is served without a run, so that a request needs no session."""
         return self._run is None
 
     def all(self) -> list[Session]:
@@ -121,7 +125,7 @@ class Sessions:
         return list(self._open.values())
 
     def get(self, name: str) -> Session:
-        """Return the open session of that id. Raises ApiError."""
+        """Return the open session with the id `name`. Raises ApiError."""
         if (session := self._open.get(name)) is not None:
             return session
         if (over := self._over.get(name)) is not None:
@@ -137,12 +141,15 @@ class Sessions:
         )
 
     def to_end(self, name: str, verdict: Verdict) -> Session:
-        """Return the session that gets this verdict, also where it has it already. Raises ApiError."""
+        """Return the session that this verdict is for, even if it has the verdict already.
+
+        Raises ApiError.
+        """
         over = self._over.get(name)
         return over[1] if over is not None and over[1].verdict == verdict else self.get(name)
 
     async def obtain(self, name: str, opening: Opening) -> Session:
-        """Return the session of that id, opened if it is new. Raises ApiError."""
+        """Return the session with the id `name`; open it if it is new. Raises ApiError."""
         if name in self._over or name in self._open:
             session = self.get(name)
             task = session.terms.task_id
@@ -152,7 +159,7 @@ class Sessions:
         return await self.open(opening, name)
 
     def check(self, name: str, opening: Opening, request: ChatRequest) -> None:
-        """Raise ApiError for settings of a first request that would be refused, before a task is leased for it."""
+        """Raise ApiError if a first request has wrong settings, before a task is leased for its session."""
         if name not in self._open:
             settle(
                 request.fields,
@@ -169,7 +176,7 @@ class Sessions:
         return Sampling(temperature=rollout.temperature, max_tokens=rollout.max_tokens, seed=seed)
 
     async def open(self, opening: Opening, name: str = "") -> Session:
-        """Return a new session, under its own id if it has none yet. Raises ApiError."""
+        """Open a session and return it; without a `name` dart chooses its id. Raises ApiError."""
         if name and not NAME.fullmatch(name):
             raise invalid(
                 f"session {name[:40]!r}: an id has 1 to 128 letters, digits and . _ : @ + -",
@@ -177,7 +184,7 @@ class Sessions:
             )
         if self.stopping:
             raise unavailable(self.stopping, "stopping")
-        if (known := self._opening.get(name)) is None:
+        if (opening_task := self._opening.get(name)) is None:
             if not self._free:
                 raise ApiError(
                     HTTPStatus.TOO_MANY_REQUESTS,
@@ -186,30 +193,33 @@ class Sessions:
                     retry_after_s=5.0,
                 )
             key = name or secrets.token_hex(8)
-            known = asyncio.create_task(self._start(self._free.pop(), opening, name))
-            self._opening[key] = known
-            known.add_done_callback(lambda _: self._opening.pop(key, None))
-        # A client that is gone must not lose the lease for the session: it is ended when it stays idle.
-        return await asyncio.shield(known)
+            opening_task = asyncio.create_task(self._start(self._free.pop(), opening, name))
+            self._opening[key] = opening_task
+            opening_task.add_done_callback(lambda _: self._opening.pop(key, None))
+        # If the client is gone meanwhile, the session still opens, and ends after IDLE_S: its lease is not
+        # lost.
+        return await asyncio.shield(opening_task)
 
     async def _start(self, slot: int, opening: Opening, name: str) -> Session:
         try:
             if opening.train and self._run is not None:
-                terms = await self._leased(self._run, slot, opening, name)
+                terms = await self._terms_of_lease(self._run, slot, opening, name)
             else:
-                terms = self._evaluated(opening, name)
+                terms = self._terms_outside_training(opening, name)
         except BaseException:
             self._free.append(slot)
             raise
-        session = Session(terms, slot, self._policy, self._context, self._timers[slot], self._ended)
+        session = Session(
+            terms, slot, self._policy, self._context, self._timers[slot], self._note_end
+        )
         self._open[terms.id] = session
         if self.stopping:
             await session.give_back(self.stopping)
             raise unavailable(self.stopping, "stopping")
         return session
 
-    async def _leased(self, run: RunPeers, slot: int, opening: Opening, name: str) -> Terms:
-        """Return the terms of a task that the data service leases. Raises ApiError."""
+    async def _terms_of_lease(self, run: RunPeers, slot: int, opening: Opening, name: str) -> Terms:
+        """Lease a task and return the terms of its session. Raises ApiError."""
         request = LeaseRequest(
             worker=run.worker,
             slot=slot,
@@ -219,14 +229,15 @@ class Sessions:
             task_seed=opening.seed,
         )
         wait_s = self._lease_wait_s
-        try:  # no task is leased that cannot be played
+        # Without a rollout worker a task could not be played, so that none is leased.
+        try:
             async with asyncio.timeout(wait_s):
                 await run.router.wait_ready()
         except TimeoutError:
             text = f"waited {wait_s:g} s for {run.router.missing()}"
             raise unavailable(text, "no_rollout") from None
         try:
-            lease = await run.data.lease(request, wait_s)
+            lease = await run.data_service.lease(request, wait_s)
         except DeadlineError as error:
             raise unavailable(f"no task to play: {error}", "no_lease") from None
         task = find_task(lease.suite, lease.task_id)
@@ -241,10 +252,10 @@ class Sessions:
             lease=lease,
         )
 
-    def _evaluated(self, opening: Opening, name: str) -> Terms:
-        """Return the terms of a session outside training, of which nothing is filed. Raises TaskError.
+    def _terms_outside_training(self, opening: Opening, name: str) -> Terms:
+        """Return the terms of a session outside training, of which nothing is stored. Raises TaskError.
 
-        A model that is served alone knows no suite, and draws anew where an agent names no seed.
+        A model that is served without a run has no suite, and a random seed if the agent names none.
         """
         config = self._config
         is_of_suite = opening.task and self._run is not None
@@ -270,7 +281,7 @@ class Sessions:
         self._counts[outcome] += 1
 
     async def watch(self) -> None:
-        """End the sessions whose agents are gone, until cancelled."""
+        """End the sessions whose agents are gone, again and again until cancelled."""
         ending: set[asyncio.Task[None]] = set()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -291,13 +302,13 @@ class Sessions:
             logger.warning("session %s: %s", session.terms.id, error)
 
     async def give_back(self, reason: str) -> None:
-        """End all sessions and return their leases; no other is opened."""
+        """End all sessions and return their leases; no session is opened afterwards."""
         self.stopping = reason
         for task in list(self._opening.values()):
             task.cancel()
-        await asyncio.gather(*(each.give_back(reason) for each in self.all()))
+        await asyncio.gather(*(session.give_back(reason) for session in self.all()))
 
-    def _ended(self, session: Session, reason: str) -> None:
+    def _note_end(self, session: Session, reason: str) -> None:
         terms = session.terms
         if self._open.pop(terms.id, None) is None:
             return
@@ -310,22 +321,24 @@ class Sessions:
             self._over.popitem(last=False)
 
     def load(self) -> Load:
-        """For the heartbeat: what is open, and the leases in play."""
-        opened = self.all()
+        """Return the load for the heartbeat: the open sessions, and the leases that they play."""
+        sessions = self.all()
         gauges = {
             "slots": float(len(self._timers)),
-            "playing": float(len(opened)),
+            "playing": float(len(sessions)),
             "idle": float(len(self._free)),
-            "waiting_model": float(sum(each.state == "asking" for each in opened)),
+            "waiting_model": float(sum(session.state == "asking" for session in sessions)),
             "episodes": float(self._counts.total()),
             "passed": float(self._counts["pass"]),
             "invalid": float(self._counts["invalid"]),
-            "steps": float(self._steps + sum(each.steps for each in opened)),
+            "steps": float(self._steps + sum(session.steps for session in sessions)),
             "refused": float(self.refused),
             **as_gauges(self._timers),
         }
         if self._run is not None:
-            gauges |= self._run.data.leases.gauges() | self._run.router.routed.gauges()
-        leases = [each.terms.trajectory_id for each in opened if each.terms.lease is not None]
-        state = "stopping" if self.stopping else "ready" if opened else "waiting"
+            gauges |= self._run.data_service.leases.gauges() | self._run.router.routed.gauges()
+        leases = [
+            session.terms.trajectory_id for session in sessions if session.terms.lease is not None
+        ]
+        state = "stopping" if self.stopping else "ready" if sessions else "waiting"
         return Load(state, gauges=gauges, trajectories=leases)

@@ -1,8 +1,8 @@
 """`dart serve --model DIR`: the chat endpoint of one model, without a run; nothing is filed or trained on.
 
-model_settings   the configuration of a model folder without a configuration file, and its action language
-refuse_no_model  the error for an engine that has no model
-serve_model      loads the model in this process and answers until a signal ends it
+model_settings   returns the configuration for a model folder, and the model's action language
+refuse_no_model  raises an error for an engine that has no model
+serve_model      loads the model in this process and answers requests until a signal ends it
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from dart_cli.serve.sessions import Sessions, action_language
 from dart_cli.serve.worker import SPARE, STOPPED, say_address, token_for
 
 MAX_TOKENS = 1024
-"""Tokens of a completion whose request names no limit; a configuration file's is `rollout.max_tokens`."""
+"""Most tokens of a completion whose request sets no limit. A configuration file sets `rollout.max_tokens`."""
 
 
 def model_settings(model: Path, overrides: list[str]) -> tuple[Config, Mapping[str, str]]:
-    """Return the defaults for a model folder, and the action language of its family; {} where it shows none.
+    """Return (configuration, action language) for a model folder, without a configuration file.
 
-    Raises ConfigError for overrides that are wrong, and for a folder that cannot be loaded.
+    The action language is that of the folder's family, {} if no family is recognised. Raises ConfigError for
+    wrong overrides and for a folder that cannot be loaded.
     """
     if problem := model_problem(str(model)):
         raise ConfigError(f"--model {problem}")
@@ -62,10 +63,10 @@ def refuse_no_model(config: Config) -> None:
 
 
 def serve_model(config: Config, language: Mapping[str, str], *, guarded: bool) -> None:
-    """Load the model and serve it until a signal ends it; requests that are under way then get a moment to end.
+    """Load the model and serve it until a signal arrives; pending requests then have a moment to end.
 
-    With `guarded` loopback needs the token, too. Raises UserError where the address cannot be served on, ModelError
-    and MissingPartError where the model cannot be loaded.
+    With `guarded`, requests from loopback need the token as well. Raises UserError if the address cannot be
+    used, ModelError and MissingPartError if the model cannot be loaded.
     """
     limit_threads(config.rollout.threads)
     end_with_parent()

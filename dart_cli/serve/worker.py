@@ -1,13 +1,15 @@
 """`dart serve`: agents of other programs play; their episodes are leased, filed and trained on.
 
-    run             the process: connections, heartbeat, endpoint; until stopped or the run is over
+    run             the process: connections, heartbeat and endpoint, until it is stopped or the run is over
+    token_for       returns the token that requests need
+    say_address     prints the address of the endpoint
     Sessions        the open episodes                                   (sessions.py)
-    DataClient      requests to data: leases, steps, ends               (dart_cli/env/data_client.py)
+    DataClient      requests to the data service: leases, steps, ends   (dart_cli/env/data_client.py)
     RolloutRouter   requests to rollout workers                         (dart_cli/env/router.py)
-    connected       its connections, and what comes over them           (dart_cli/env/peers.py)
+    connected       the connections, and the messages that arrive       (dart_cli/env/peers.py)
 
-Nothing ends because another process is absent: requests wait as long as they may, and are then answered with
-503 and what is missing.
+The process does not end because another one is absent: a request waits as long as it may, and is then
+answered with 503 and what is missing.
 """
 
 from __future__ import annotations
@@ -31,17 +33,18 @@ from dart_cli.serve.sessions import RunPeers, Sessions, action_language
 logger = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "DART_SERVE_TOKEN"
-"""Environment variable with the token; without it one is drawn where one is needed, and printed."""
-LEAST_TOKEN = 16
+"""Environment variable with the token. If it is not set and a token is needed, a random one is printed."""
+LEAST_TOKEN = 16  # characters
 STOPPED = "dart serve was stopped"
 SPARE = 32
-"""Requests beyond one for each session: those that open, list and end some."""
+"""Requests at once beyond one for each session, for those that open, list and end sessions."""
 
 
 async def run(config: Config, worker: str, stop: asyncio.Event, *, guarded: bool = False) -> None:
-    """Serve until `stop` is set or data says that the run is over; then return the leases.
+    """Serve until `stop` is set or the data service reports that the run is over; then return the leases.
 
-    With `guarded` loopback needs the token, too. Raises UserError where the address cannot be served on.
+    With `guarded`, requests from loopback need the token as well. Raises UserError if the address cannot be
+    used.
     """
     serve = config.serve
     token = token_for(serve.host, guarded=guarded)
@@ -53,7 +56,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event, *, guarded: bool
         there = address(serve.host, listener.getsockname()[1]) + "v1"
         async with connected(config, worker, "serve", load, endpoint=there) as peers:
             heartbeat = peers.heartbeat
-            run_peers = RunPeers(worker, peers.data, peers.router, heartbeat)
+            run_peers = RunPeers(worker, peers.data_service, peers.router, heartbeat)
             sessions = Sessions(
                 config, peers.router, run_peers, action_language=action_language(config)
             )
@@ -72,7 +75,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event, *, guarded: bool
                         [serving, *tasks, *ends], return_when=asyncio.FIRST_COMPLETED
                     )
                 finally:
-                    stop.set()  # from now on the time to end runs
+                    stop.set()  # the time that the process may take to end begins here
                     why = "the run is over" if peers.over.is_set() else STOPPED
                     await sessions.give_back(why)
                     heartbeat.beat()
@@ -86,20 +89,23 @@ async def run(config: Config, worker: str, stop: asyncio.Event, *, guarded: bool
 
 
 def token_for(host: str, *, guarded: bool) -> str:
-    """Return the token that requests need; empty where they need none. Raises UserError for a short one."""
-    given = os.environ.get(TOKEN_VARIABLE, "")
-    if given and (len(given) < LEAST_TOKEN or not given.isascii() or not given.isprintable()):
+    """Return the token that requests need; "" if they need none.
+
+    Raises UserError if the user's is too short.
+    """
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if token and (len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable()):
         raise UserError(
             f"{TOKEN_VARIABLE} must have {LEAST_TOKEN} printable ASCII characters at least; unset it, and "
-            "one is drawn"
+            "dart makes a token"
         )
-    if given or guarded or not is_loopback(host):
-        return given or secrets.token_urlsafe(24)
+    if token or guarded or not is_loopback(host):
+        return token or secrets.token_urlsafe(24)
     return ""
 
 
 def say_address(name: str, there: str, token: str) -> None:
-    """Print where `name` is served, and the token that requests need unless the user chose it."""
+    """Print the address `there` where `name` is served, and the token unless the user set it."""
     key = f", API key {token}" if token else ""
     if token and os.environ.get(TOKEN_VARIABLE):
         key = f", API key from {TOKEN_VARIABLE}"

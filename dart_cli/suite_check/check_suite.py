@@ -363,7 +363,7 @@ def _classify(options: CheckOptions, tasks: Sequence[Task]) -> None:
     for kind, number in needs["kinds"].items():
         table.add_row(kind, str(number))
     table.add_section()
-    for name in ("set_up", "judged", "accounts"):
+    for name in ("set_up", "evaluated_by", "accounts"):
         for value, number in needs[name].items():
             table.add_row(f"{name.replace('_', '-')}: {value}", str(number))
     table.add_row("fetches files before the episode", str(needs["fetches"]))

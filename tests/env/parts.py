@@ -94,11 +94,11 @@ class Says:
 
     def __init__(self, *texts: str) -> None:
         self.texts = list(texts)
-        self.asked: list[ActRequest] = []
+        self.requests: list[ActRequest] = []
 
     async def act(self, request: ActRequest) -> Completion:
-        self.asked.append(request)
-        return completion(self.texts[min(len(self.asked), len(self.texts)) - 1])
+        self.requests.append(request)
+        return completion(self.texts[min(len(self.requests), len(self.texts)) - 1])
 
 
 class Oracle:
@@ -106,10 +106,10 @@ class Oracle:
 
     def __init__(self, env: EmbeddedEnv) -> None:
         self.env = env
-        self.asked: list[ActRequest] = []
+        self.requests: list[ActRequest] = []
 
     async def act(self, request: ActRequest) -> Completion:
-        self.asked.append(request)
+        self.requests.append(request)
         frame = make_coordinate_map("thousandths", request.width, request.height)
         return completion(ACTION_PARSER.format(self.env.oracle_action(), frame))
 

@@ -74,19 +74,19 @@ RETURNS = [
 """(what is asked, the method in place of a sound one, what is said)."""
 
 
-@pytest.mark.parametrize(("ask", "methods", "said"), RETURNS, ids=[each[2] for each in RETURNS])
+@pytest.mark.parametrize(("ask", "methods", "message"), RETURNS, ids=[each[2] for each in RETURNS])
 def test_what_a_method_must_return_is_told_with_what_it_returned(
-    ask: Callable[..., object], methods: dict[str, Callable[..., Any]], said: str
+    ask: Callable[..., object], methods: dict[str, Callable[..., Any]], message: str
 ) -> None:
     is_env = ask in (calls.evaluate, calls.solve, calls.look)
     with pytest.raises(EnvError) as error:
         _ = ask(Odd(**methods)) if is_env else ask(**methods)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert len(str(error.value)) < 250
 
 
 @pytest.mark.parametrize(
-    ("ask", "methods", "said"),
+    ("ask", "methods", "message"),
     [
         (begin, {"reset": lambda *, seed=None: (SCREEN, {})}, "Odd has reset(*, seed=None)"),
         (begin, {"reset": lambda options: (SCREEN, {})}, "Odd has reset(options)"),
@@ -94,11 +94,11 @@ def test_what_a_method_must_return_is_told_with_what_it_returned(
     ],
 )
 def test_a_method_that_takes_other_arguments_is_told_with_those_that_it_gets(
-    ask: Callable[..., object], methods: dict[str, Callable[..., Any]], said: str
+    ask: Callable[..., object], methods: dict[str, Callable[..., Any]], message: str
 ) -> None:
     with pytest.raises(EnvError) as error:
         ask(**methods)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_type_error_of_the_environments_own_stays_what_it_is() -> None:
@@ -110,12 +110,12 @@ def test_a_type_error_of_the_environments_own_stays_what_it_is() -> None:
 def test_pixels_in_place_of_an_observation_are_named_by_type_and_cut_short(pixels: Any) -> None:
     with pytest.raises(EnvError) as error:
         begin(reset=lambda **_: (pixels, {}))
-    said = str(error.value)
-    assert said.startswith(
+    message = str(error.value)
+    assert message.startswith(
         "reset must return an Observation(screenshot, media_type, width, height)"
     )
-    assert f"first, got {type(pixels).__name__}" in said
-    assert len(said) < 200
+    assert f"first, got {type(pixels).__name__}" in message
+    assert len(message) < 200
 
 
 @pytest.mark.parametrize("flag", [True, np.True_, 1, np.int64(1)])

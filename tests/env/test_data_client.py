@@ -16,12 +16,12 @@ from tests.waiting import PATIENCE_S, until
 
 
 async def test_a_step_is_taken_however_many_slots_wait_for_a_lease(tmp_path: Path) -> None:
-    held, go_on = 0, asyncio.Event()
+    holding, go_on = 0, asyncio.Event()
 
     async def handle(_client: str, request: Request) -> Reply:
-        nonlocal held
+        nonlocal holding
         if isinstance(request, LeaseRequest):
-            held += 1
+            holding += 1
             await go_on.wait()
             return LeaseReply(lease=lease())
         return Ack(note="taken")
@@ -39,39 +39,39 @@ async def test_a_step_is_taken_however_many_slots_wait_for_a_lease(tmp_path: Pat
                 )
                 for slot in range(slots)
             ]
-            await until(lambda: held == HIGH_WATER_MARK)
+            await until(lambda: holding == HIGH_WATER_MARK)
             assert (await data.end(trajectory_end("t-1", 0))).note == "taken"
             assert not any(task.done() for task in asking)
             go_on.set()
             await asyncio.gather(*asking)
-            assert held == slots
+            assert holding == slots
         await replier.close()
         await serving
 
 
 async def test_nothing_is_leased_before_data_has_taken_the_settings(tmp_path: Path) -> None:
-    asked: list[Request] = []
+    requests: list[Request] = []
 
     async def handle(_client: str, request: Request) -> Reply:
-        asked.append(request)
+        requests.append(request)
         return LeaseReply(lease=lease()) if isinstance(request, LeaseRequest) else Ack()
 
     waits, joined = RecordedWaits(), asyncio.Event()
-    told: Any = waits
+    reporter: Any = waits
     address = f"ipc://{tmp_path}/data"
     async with Replier(address) as replier:
         serving = asyncio.create_task(replier.serve(handle))
         async with Requester(address) as requester, Requester(address) as leases:
-            data = DataClient(requester, leases, PATIENCE_S, told, joined)
+            data = DataClient(requester, leases, PATIENCE_S, reporter, joined)
             request = LeaseRequest(worker="env-0", slot=0, suites=["mini"])
             asking = asyncio.create_task(data.lease(request))
             await until(lambda: waits.texts == ["the data service to accept its settings"])
             end = trajectory_end("t-1", 0)
             await data.end(end)  # a lease that was asked for would have been asked for before
-            assert asked == [end]
+            assert requests == [end]
             joined.set()
             await asking
-            assert asked == [end, request]
+            assert requests == [end, request]
         await replier.close()
         await serving
 

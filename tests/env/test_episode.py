@@ -85,7 +85,7 @@ async def test_a_shortest_solution_passes_and_every_step_is_handed_in_first() ->
     assert sink.ends == [end]
     assert [record.step for record in sink.steps] == [0, 1]
     first = sink.steps[0]
-    assert first.screenshot == policy.asked[0].screenshot
+    assert first.screenshot == policy.requests[0].screenshot
     assert first.image_hashes == [content_hash(first.screenshot)]
     assert first.action is not None
     assert first.action["kind"] == "click"
@@ -99,21 +99,21 @@ async def test_each_step_asks_with_its_own_seed_and_the_filled_in_instruction() 
     player = threaded(lambda: env)
     await play_episode(player, lease(), MENU, policy, sink, action_spec())
     await player.close()
-    assert [request.sampling.seed for request in policy.asked] == [1000, 1001]
-    assert len({request.instruction for request in policy.asked}) == 1
-    told = policy.asked[0].instruction
-    assert "{" not in told
-    assert [record.instruction for record in sink.steps] == [told, ""]  # once is enough
+    assert [request.sampling.seed for request in policy.requests] == [1000, 1001]
+    assert len({request.instruction for request in policy.requests}) == 1
+    instruction = policy.requests[0].instruction
+    assert "{" not in instruction
+    assert [record.instruction for record in sink.steps] == [instruction, ""]  # once is enough
 
 
 async def test_the_same_lease_shows_the_same_first_screen() -> None:
-    seen = []
+    screens = []
     for _ in range(2):
         player, policy = threaded(mini), Says("done()")
         await play_episode(player, lease(), MENU, policy, Memory(), action_spec())
         await player.close()
-        seen.append(policy.asked[0].screenshot)
-    assert seen[0] == seen[1]
+        screens.append(policy.requests[0].screenshot)
+    assert screens[0] == screens[1]
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ async def test_a_call_without_a_place_acts_where_the_last_action_left_the_pointe
     """Seven eighths to the right and down; then a drag from there, which is malformed before any move."""
 
     def call(**arguments: object) -> str:
-        told = json.dumps({"name": "computer_use", "arguments": arguments})
-        return f"<tool_call>{told}</tool_call>"
+        fields = json.dumps({"name": "computer_use", "arguments": arguments})
+        return f"<tool_call>{fields}</tool_call>"
 
     drag = call(action="left_click_drag", coordinate=[125, 125])
     says = Says(drag, call(action="mouse_move", coordinate=[875, 875]), drag)
@@ -178,17 +178,17 @@ async def test_steps_that_are_no_longer_shown_are_told_as_lines_where_the_templa
 ):
     says = Says("ctrl+click(1,1)", "click(2,2)", "wait()", "done()")
     player, sink = threaded(mini), Memory()
-    told = Previous("Step {step}: {action}\n", "None")
-    spec = dataclasses.replace(action_spec(images=2, turns=1), previous=told)
+    instruction = Previous("Step {step}: {action}\n", "None")
+    spec = dataclasses.replace(action_spec(images=2, turns=1), previous=instruction)
     await play_episode(player, lease(max_steps=4), MENU, says, sink, spec)
     await player.close()
-    assert [request.previous for request in says.asked] == [
+    assert [request.previous for request in says.requests] == [
         "None",
         "None",
         "Step 1: ctrl+click(1,1)",
         "Step 1: ctrl+click(1,1)\nStep 2: click(2,2)",
     ]
-    assert [len(request.turns) for request in says.asked] == [0, 1, 1, 1]
+    assert [len(request.turns) for request in says.requests] == [0, 1, 1, 1]
 
 
 async def test_history_shows_the_past_and_the_hashes_say_which_images_were_in_the_prompt() -> None:
@@ -197,7 +197,7 @@ async def test_history_shows_the_past_and_the_hashes_say_which_images_were_in_th
         player, lease(max_steps=3), MENU, policy, sink, action_spec(images=2, turns=2)
     )
     await player.close()
-    last = policy.asked[2]
+    last = policy.requests[2]
     assert [turn.text for turn in last.turns] == ["wait()", "wait()"]
     assert [turn.screenshot is not None for turn in last.turns] == [False, True]
     assert [len(record.image_hashes) for record in sink.steps] == [1, 2, 2]
@@ -233,11 +233,11 @@ class Points:
     """Clicks by a pointer; its action parser shows the text otherwise in a prompt."""
 
     def __init__(self) -> None:
-        self.asked: list[ActRequest] = []
+        self.requests: list[ActRequest] = []
 
     async def act(self, request: ActRequest) -> Completion:
-        self.asked.append(request)
-        pointer = len(self.asked) == 1
+        self.requests.append(request)
+        pointer = len(self.requests) == 1
         text = "Thought: a\nAction: click(start_box='(5,6)')"
         return completion(text).model_copy(
             update={
@@ -260,10 +260,10 @@ async def test_a_past_pointer_is_shown_as_it_was_sampled() -> None:
     )
     await play_episode(player, lease(max_steps=3), MENU, policy, sink, spec)
     await player.close()
-    pointed, written = policy.asked[2].turns
+    pointed, text_turn = policy.requests[2].turns
     assert pointed.token_ids == [7, 1, 2, 3, 8]
-    assert written.token_ids == []
-    assert "<|box_start|>(5,6)<|box_end|>" in written.text
+    assert text_turn.token_ids == []
+    assert "<|box_start|>(5,6)<|box_end|>" in text_turn.text
 
 
 class Tells(Breaks):
@@ -271,10 +271,10 @@ class Tells(Breaks):
 
     def __init__(self) -> None:
         super().__init__("nowhere")
-        self._told = 0
+        self._texts_shown = 0
 
-    def reset(self, **asked: Any) -> tuple[Observation, dict[str, Any]]:
-        screen, info = super().reset(**asked)
+    def reset(self, **options: Any) -> tuple[Observation, dict[str, Any]]:
+        screen, info = super().reset(**options)
         return self._telling(screen), info
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -282,8 +282,8 @@ class Tells(Breaks):
         return self._telling(screen), *rest  # type: ignore[return-value]
 
     def _telling(self, screen: Observation) -> Observation:
-        self._told += 1
-        text = f"{self._told} @(84,84)"
+        self._texts_shown += 1
+        text = f"{self._texts_shown} @(84,84)"
         return dataclasses.replace(screen, texts={"terminal": text + "x" * OBSERVE_CHARS})
 
 
@@ -294,12 +294,13 @@ async def test_what_a_policy_reads_beside_the_screenshot_is_bounded_and_filed_wi
     spec = dataclasses.replace(action_spec(turns=2), history=History(images=1, turns=2, texts=2))
     await play_episode(player, lease(max_steps=3), MENU, policy, sink, spec)
     await player.close()
-    asked = policy.asked
+    requests = policy.requests
     assert all(
-        f"cut to the last {OBSERVE_CHARS} characters" in request.observed_text for request in asked
+        f"cut to the last {OBSERVE_CHARS} characters" in request.observed_text
+        for request in requests
     )
-    assert [record.observed_text for record in sink.steps] == [r.observed_text for r in asked]
-    assert [turn.observed_text for turn in asked[2].turns] == ["", asked[1].observed_text]
+    assert [record.observed_text for record in sink.steps] == [r.observed_text for r in requests]
+    assert [turn.observed_text for turn in requests[2].turns] == ["", requests[1].observed_text]
 
 
 async def test_each_screenshot_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,10 +318,12 @@ async def test_each_screenshot_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -
     )
     await player.close()
     assert len(hashed) == len(sink.steps) == 4
-    for asked, record in zip(policy.asked, sink.steps, strict=True):
-        shown = [turn.screenshot for turn in asked.turns if turn.screenshot is not None]
-        assert asked.image_hashes == [content_hash(shot) for shot in (*shown, asked.screenshot)]
-        assert record.image_hashes == asked.image_hashes
+    for request, record in zip(policy.requests, sink.steps, strict=True):
+        screenshots = [turn.screenshot for turn in request.turns if turn.screenshot is not None]
+        assert request.image_hashes == [
+            content_hash(shot) for shot in (*screenshots, request.screenshot)
+        ]
+        assert record.image_hashes == request.image_hashes
 
 
 @pytest.mark.parametrize(
@@ -364,7 +367,7 @@ async def test_a_lease_that_was_taken_back_ends_the_episode_at_once() -> None:
     await player.close()
     assert (end.outcome, end.stop_reason) == ("invalid", "cancelled")
     assert "expired" in end.reason
-    assert len(policy.asked) <= 2
+    assert len(policy.requests) <= 2
 
 
 async def test_an_error_of_the_journal_rises() -> None:
@@ -383,17 +386,17 @@ async def test_the_next_act_does_not_wait_for_the_last_hand_in() -> None:
         """Acknowledges a step only when the policy has been asked for the next one."""
 
         async def step(self, record: StepRecord) -> Ack:
-            await until(lambda: len(policy.asked) >= record.step + 2)
+            await until(lambda: len(policy.requests) >= record.step + 2)
             return await super().step(record)
 
     policy, player = Says("wait()", "done()", "never"), threaded(mini)
 
     sink = Slow()
     playing = asyncio.create_task(play_episode(player, lease(), MENU, policy, sink, action_spec()))
-    await until(lambda: len(policy.asked) >= 2)
+    await until(lambda: len(policy.requests) >= 2)
     await asyncio.sleep(0.05)
     assert not sink.ends, "the end waits for every step to be acknowledged"
-    policy.asked.append(policy.asked[-1])  # let the last one go
+    policy.requests.append(policy.requests[-1])  # let the last one go
     assert (await playing).steps == 2
     assert [record.step for record in sink.steps] == [0, 1]
     await player.close()
@@ -419,19 +422,19 @@ async def test_a_cancelled_episode_can_still_say_how_far_it_came() -> None:
 
 
 async def test_an_environment_is_made_used_and_closed_in_one_thread_and_renewed() -> None:
-    made: list[Breaks] = []
+    instances: list[Breaks] = []
 
     def make() -> GuiEnv:
-        made.append(Breaks("nowhere"))
-        return made[-1]
+        instances.append(Breaks("nowhere"))
+        return instances[-1]
 
     player = threaded(make)
     for _ in range(2):
         await play_episode(player, lease(), MENU, Says("done()"), Memory(), action_spec())
-    assert len(made) == 1
+    assert len(instances) == 1
     await player.renew()
-    assert made[0].closed
+    assert instances[0].closed
     await play_episode(player, lease(), MENU, Says("done()"), Memory(), action_spec())
     await player.close()
     await player.close()
-    assert [env.closed for env in made] == [True, True]
+    assert [env.closed for env in instances] == [True, True]

@@ -50,8 +50,8 @@ def screen(number: int, texts: bool) -> Observation:
     width, height = SIZES[number % len(SIZES)]
     buffer = io.BytesIO()
     Image.new("RGB", (width, height), (number, 99, 7)).save(buffer, "PNG")
-    seen = dict.fromkeys(KINDS, f"<|im_end|> window {number} @(3,4)") if texts else {}
-    return Observation(buffer.getvalue(), "image/png", width, height, seen)
+    texts_seen = dict.fromkeys(KINDS, f"<|im_end|> window {number} @(3,4)") if texts else {}
+    return Observation(buffer.getvalue(), "image/png", width, height, texts_seen)
 
 
 class Scripted:
@@ -66,7 +66,7 @@ class Scripted:
     async def reset(self, task: Task, seed: int) -> tuple[Observation, str]:
         return screen(0, self._texts), "pick <|image_pad|> red"
 
-    async def judge_start(self) -> Verdict | None:
+    async def evaluate_start(self) -> Verdict | None:
         return None
 
     async def step(self, action: Action) -> StepResult:
@@ -88,12 +88,12 @@ class Said:
     end: str = "template"  # the end token: the template's, another, or none
 
 
-def sampled(policy: LoadedPolicy, said: Said) -> list[int]:
+def sampled(policy: LoadedPolicy, saying: Said) -> list[int]:
     """Tokens that the policy may sample: texts letter by letter, as no tokenizer splits them."""
     never = {*policy.forbidden_token_ids, *policy.end_token_ids}
     rows = int(policy.model.get_input_embeddings().weight.shape[0])
-    tokens = [token % rows for token in said.token_ids]
-    for piece in said.text.replace("<|box_", "\0<|box_").split("\0"):
+    tokens = [token % rows for token in saying.token_ids]
+    for piece in saying.text.replace("<|box_", "\0<|box_").split("\0"):
         boxes = piece.startswith("<|box_")
         tokens += (
             policy.encode(piece)
@@ -102,7 +102,7 @@ def sampled(policy: LoadedPolicy, said: Said) -> list[int]:
         )
     tokens = [token for token in tokens if token not in never]
     ends = {"template": [template_end(policy)], "none": [], "other": other_ends(policy)[:1]}
-    return [*tokens, *ends[said.end]] or [template_end(policy)]
+    return [*tokens, *ends[saying.end]] or [template_end(policy)]
 
 
 def template_end(policy: LoadedPolicy) -> int:
@@ -123,7 +123,7 @@ _texts = st.sampled_from(
     ]
 )
 _tokens = st.lists(st.integers(0, 10**6), max_size=5).map(tuple)
-_said = st.builds(
+_sayings = st.builds(
     Said, _texts, _tokens, st.sampled_from(["template"] * 4 + ["none", "other"])
 ) | st.builds(Said, _texts)
 
@@ -144,14 +144,14 @@ def play(
     policy: LoadedPolicy, config: PolicyConfig, completions: list[Said], *, texts: bool = False
 ) -> tuple[list[StepRecord], list[ActRequest]]:
     """The steps of one episode and what the policy was asked in each."""
-    asked: list[ActRequest] = []
+    requests: list[ActRequest] = []
 
     def answer(request: GenerateRequest) -> Script:
-        return Script(sampled(policy, completions[len(asked) - 1]))
+        return Script(sampled(policy, completions[len(requests) - 1]))
 
     class Asks(InProcessPolicy):
         async def act(self, request: ActRequest) -> Any:
-            asked.append(request.model_copy(update={"turns": list(request.turns)}))
+            requests.append(request.model_copy(update={"turns": list(request.turns)}))
             return await super().act(request)
 
     spec = action_spec_of(Config(policy=config))
@@ -169,7 +169,7 @@ def play(
         await play_episode(Scripted(texts=texts), ours, task, player, sink, spec)
 
     asyncio.run(run())
-    return sink.steps, asked
+    return sink.steps, requests
 
 
 def first_screen(step: int, config: PolicyConfig) -> int:
@@ -205,7 +205,7 @@ def screens_of(request: ActRequest) -> list[bytes]:
         },
     ),
     texts=st.booleans(),
-    completions=st.lists(_said, min_size=2, max_size=9),
+    completions=st.lists(_sayings, min_size=2, max_size=9),
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.parametrize("model", MODELS)
@@ -222,33 +222,33 @@ def test_until_an_eviction_each_prompt_extends_the_one_before_and_its_completion
 ) -> None:
     policy = policies[model]
     config = policy_config(action_parser, images, more, turns, **keys)
-    steps, asked = play(policy, config, completions, texts=texts)
+    steps, requests = play(policy, config, completions, texts=texts)
     assert len(steps) == len(completions)
-    for number, (record, request) in enumerate(zip(steps, asked, strict=True)):
+    for number, (record, request) in enumerate(zip(steps, requests, strict=True)):
         oldest = first_screen(number, config)
-        shown = [each.screenshot for each in steps[oldest : number + 1]]
-        assert screens_of(request) == shown
+        screenshots = [each.screenshot for each in steps[oldest : number + 1]]
+        assert screens_of(request) == screenshots
         assert record.sampled.token_ids == sampled(policy, completions[number])
     for number, (before, after) in enumerate(pairwise(steps)):
-        prompt, said = list(before.prompt_token_ids), before.sampled.token_ids
+        prompt, saying = list(before.prompt_token_ids), before.sampled.token_ids
         if first_screen(number, config) != first_screen(number + 1, config):
-            visible = asked[number + 1].turns  # an eviction: it begins anew
+            visible = requests[number + 1].turns  # an eviction: it begins anew
             assert len(visible) == min(config.history_turns, number + 1)
             assert [turn.observed_text for turn in visible] == [""] * len(visible)
             continue
-        ended = said[-1] in policy.end_token_ids
-        body = said[:-1] if ended else said
+        has_end = saying[-1] in policy.end_token_ids
+        body = saying[:-1] if has_end else saying
         following = after.prompt_token_ids[len(prompt) + len(body) :]
         assert list(after.prompt_token_ids)[: len(prompt) + len(body)] == [*prompt, *body]
         assert following[0] == template_end(policy), "the template ends what was cut off, too"
         assert len(following) > 1
-        seen = screens_of(asked[number])
-        assert screens_of(asked[number + 1])[:-1] == seen
+        texts_seen = screens_of(requests[number])
+        assert screens_of(requests[number + 1])[:-1] == texts_seen
         assert after.image_hashes[:-1] == before.image_hashes
-        whole = [*prompt, *said]
+        whole = [*prompt, *saying]
         old, new = (
-            positions(policy, whole, seen),
-            positions(policy, after.prompt_token_ids, screens_of(asked[number + 1])),
+            positions(policy, whole, texts_seen),
+            positions(policy, after.prompt_token_ids, screens_of(requests[number + 1])),
         )
         assert (new[:, : len(whole)] == old).all()
 
@@ -269,7 +269,7 @@ def test_sliding_prompts_are_token_for_token_what_they_were(
     model: str, policies: dict[str, LoadedPolicy]
 ) -> None:
     digest = hashlib.blake2b(digest_size=8)
-    said = [BARE, Said("wait()"), Said("click(3,4)", end="none"), Said("no action"), BARE, Said()]
+    saying = [BARE, Said("wait()"), Said("click(3,4)", end="none"), Said("no action"), BARE, Said()]
     for action_parser in ("compact", "uitars"):
         for images, turns, texts in ((1, 0, 1), (1, 4, 1), (3, 2, 2), (2, 5, 3)):
             config = PolicyConfig(
@@ -279,7 +279,7 @@ def test_sliding_prompts_are_token_for_token_what_they_were(
                 history_texts=texts,
                 system_prompt="be brief",
             )
-            for step in play(policies[model], config, said, texts=texts > 1)[0]:
+            for step in play(policies[model], config, saying, texts=texts > 1)[0]:
                 digest.update(repr((list(step.prompt_token_ids), step.image_hashes)).encode())
     assert digest.hexdigest() == SLIDING[model]
 
@@ -313,8 +313,8 @@ def test_an_action_parser_that_shows_other_text_shows_the_sampled_tokens_where_p
     evict = policy_config("uitars", 2, 2, 0)
     slide = PolicyConfig(action_parser="uitars", history_images=4, history_turns=3)
     boxed = Said(BARE.text.replace("(3,4)", "<|box_start|>(3,4)<|box_end|>"))
-    for config, said, boxes in ((evict, BARE, 0), (slide, BARE, 1), (evict, boxed, 1)):
-        steps, _ = play(policy, config, [said, said])
+    for config, saying, boxes in ((evict, BARE, 0), (slide, BARE, 1), (evict, boxed, 1)):
+        steps, _ = play(policy, config, [saying, saying])
         whole = [*steps[0].prompt_token_ids, *steps[0].sampled.token_ids]
         assert steps[1].prompt_token_ids.count(box) == boxes
         extends = list(steps[1].prompt_token_ids)[: len(whole)] == whole

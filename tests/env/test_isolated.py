@@ -43,7 +43,7 @@ async def play(env: AsyncEnv, kind: str) -> tuple[str, str, str]:
 
 async def test_whatever_it_does_to_itself_the_slot_plays_on_with_a_fresh_one() -> None:
     env = isolated(deadline_s=1.5)
-    for kind, said in (
+    for kind, message in (
         ("step-raise", "step: ZeroDivisionError: a bug of the environment"),
         ("step-exit", "step: SystemExit: 3"),
         ("evaluate-none", "evaluate must return a Verdict (envs.contract.base), got None"),
@@ -53,7 +53,7 @@ async def test_whatever_it_does_to_itself_the_slot_plays_on_with_a_fresh_one() -
     ):
         outcome, stop, reason = await play(env, kind)
         assert (outcome, stop) == ("invalid", "environment"), kind
-        assert said in reason
+        assert message in reason
         before = pid_of(env)
         await env.renew()
         assert pid_of(env) is None
@@ -66,13 +66,13 @@ async def test_whatever_it_does_to_itself_the_slot_plays_on_with_a_fresh_one() -
 async def test_what_it_has_started_ends_with_it_when_it_hangs_and_when_it_closes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = tmp_path / "pid"
-    monkeypatch.setenv("UNRULY_PID", str(told))
+    pid_file = tmp_path / "pid"
+    monkeypatch.setenv("UNRULY_PID", str(pid_file))
     env = isolated(deadline_s=1.5)
     assert "no answer to step" in (await play(env, "step-daemon"))[2]
-    hung_with = int(told.read_text())
+    hung_with = int(pid_file.read_text())
     assert (await play(env, "reset-daemon"))[0] == "pass"
-    closed_with = int(told.read_text())
+    closed_with = int(pid_file.read_text())
     assert closed_with != hung_with
     await env.close()
     await until(lambda: not lives(hung_with) and not lives(closed_with))
@@ -85,7 +85,7 @@ async def test_it_plays_as_one_in_a_thread_does() -> None:
     )
     screen, info = plain.reset(seed=5, options={"task": task})
     assert await env.reset(task, 5) == (screen, info["instruction"])
-    assert await env.judge_start() == plain.evaluate()
+    assert await env.evaluate_start() == plain.evaluate()
     for _ in range(2):
         action, hint = await env.solve()
         assert (action, hint) == (plain.oracle_action(), plain.oracle_hint())  # type: ignore[attr-defined]
@@ -138,7 +138,7 @@ async def test_a_cancelled_call_leaves_no_process_and_no_half_answer() -> None:
 async def test_it_ends_with_all_it_started_when_the_slots_process_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = tmp_path / "pid"
+    pid_file = tmp_path / "pid"
     daemon = tmp_path / "daemon"
     monkeypatch.setenv("UNRULY_PID", str(daemon))
     script = (
@@ -151,15 +151,15 @@ async def test_it_ends_with_all_it_started_when_the_slots_process_is_killed(
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())\n"
     )
-    ended = await asyncio.to_thread(
+    survivors = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-c", script, str(told)],
+        [sys.executable, "-c", script, str(pid_file)],
         timeout=PATIENCE_S,
         check=False,
         cwd=Path(__file__).parents[2],
     )
-    assert ended.returncode == -signal.SIGKILL
-    pids = [int(file.read_text()) for file in (told, daemon)]
+    assert survivors.returncode == -signal.SIGKILL
+    pids = [int(file.read_text()) for file in (pid_file, daemon)]
     await until(lambda: not any(map(lives, pids)))
 
 

@@ -111,10 +111,10 @@ def test_the_evaluator_decides_and_the_opinion_stands_beside_it() -> None:
 async def test_a_place_at_the_judge_is_a_wait_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     waits, timer = RecordedWaits(), slot_timer()
     judge = Judge(JudgeConfig(url="http://eyes", model="eyes"), JudgeLimits(concurrent=1))
-    asked, answers = asyncio.Queue[str](), asyncio.Event()
+    questions, answers = asyncio.Queue[str](), asyncio.Event()
 
     async def answer(self: Judge, *_: object) -> Answer:
-        asked.put_nowait(timer.phase)
+        questions.put_nowait(timer.phase)
         await answers.wait()
         return Answer(1.0, "done")
 
@@ -130,26 +130,26 @@ async def test_a_place_at_the_judge_is_a_wait_of_its_own(monkeypatch: pytest.Mon
         for reported in ((), (waits, timer))
     ]
     evidence = judge.evidence("click", SCREEN.screenshot)
-    first = asyncio.create_task(envs[0]._asked(evidence, "missing"))
-    assert await asked.get() == "idle"
-    second = asyncio.create_task(envs[1]._asked(evidence, "missing"))
+    first = asyncio.create_task(envs[0]._ask_judge(evidence, "missing"))
+    assert await questions.get() == "idle"
+    second = asyncio.create_task(envs[1]._ask_judge(evidence, "missing"))
     await until(lambda: timer.phase == "queueing")
-    assert asked.empty()
+    assert questions.empty()
     answers.set()
     assert [each.score for each in await asyncio.gather(first, second)] == [1.0, 1.0]
-    assert await asked.get() == "idle"
+    assert await questions.get() == "idle"
     whole = (f"the judge {judge.name} of t/0", "environment", 300.0)
     queued = f"a place at the judge {judge.name} (at most 300 s in which none moves on)"
-    told = [(wait.what, wait.on, wait.deadline_s) for wait in waits.all]
-    assert told == [whole, (queued, "queue", None), whole]
+    reported = [(wait.what, wait.on, wait.deadline_s) for wait in waits.all]
+    assert reported == [whole, (queued, "queue", None), whole]
     for each in envs:
         await each.close()
 
 
 def test_a_judge_for_what_is_missing_is_not_asked_where_there_is_an_evaluator() -> None:
-    asked: list[object] = []
-    end = play(lambda body: asked.append(body) or PASS, evaluated=True, checks=False)  # type: ignore[func-returns-value]
-    assert (end.outcome, end.judgement, asked) == ("pass", None, [])
+    questions: list[object] = []
+    end = play(lambda body: questions.append(body) or PASS, evaluated=True, checks=False)  # type: ignore[func-returns-value]
+    assert (end.outcome, end.judgement, questions) == ("pass", None, [])
 
 
 def test_a_wrong_key_ends_what_needs_the_judge_and_only_is_noted_beside_an_evaluator() -> None:

@@ -16,17 +16,17 @@ Choose = Callable[[Sequence[Candidate], Sequence[int], str, Random], str]
 
 
 def by_choice(
-    candidates: Sequence[Candidate], told: Sequence[int], former: str, rng: Random
+    candidates: Sequence[Candidate], reported: Sequence[int], former: str, rng: Random
 ) -> str:
     return choose(candidates, former, rng)
 
 
 def by_heartbeats(
-    candidates: Sequence[Candidate], told: Sequence[int], former: str, rng: Random
+    candidates: Sequence[Candidate], reported: Sequence[int], former: str, rng: Random
 ) -> str:
     """Ties go to the worker that reported the least load, as in every other process."""
     order = sorted(
-        zip(candidates, told, strict=True), key=lambda each: (each[0].in_flight, each[1])
+        zip(candidates, reported, strict=True), key=lambda each: (each[0].in_flight, each[1])
     )
     return order[0][0].name
 
@@ -91,7 +91,7 @@ def simulate(pick: Choose, *, processes: int, slots: int, count: int, joins_s: f
     The last worker joins at `joins_s`; the shares are counted in the 60 s from then on.
     """
     rng = Random(1)
-    total, told = [0] * count, [0] * count
+    total, reported = [0] * count, [0] * count
     every = [Process([0] * count, [0] * count) for _ in range(processes)]
     events: list[tuple[float, int, str, int, int, int]] = []
 
@@ -105,7 +105,7 @@ def simulate(pick: Choose, *, processes: int, slots: int, count: int, joins_s: f
     later(0.0, "beat")
     begins_s, ends_s = max(joins_s, 30.0), max(joins_s, 30.0) + 60.0
     excess = mean = now = 0.0
-    requests, asked, returning, affine = [0] * count, 0, 0, 0
+    requests, total_requests, returning, affine = [0] * count, 0, 0, 0
     while True:
         at, _, what, index, slot, worker = heapq.heappop(events)
         if at > ends_s:
@@ -116,7 +116,7 @@ def simulate(pick: Choose, *, processes: int, slots: int, count: int, joins_s: f
             excess += (at - now) * (max(total) - sum(total) / present)
         now, process = at, every[index]
         if what == "beat":
-            told = list(total)
+            reported = list(total)
             later(at + 1.0, "beat")
         elif what == "ask":
             former = process.former[slot]
@@ -127,7 +127,7 @@ def simulate(pick: Choose, *, processes: int, slots: int, count: int, joins_s: f
                 former = None
             process.left[slot] -= 1
             name = "" if former is None else str(former)
-            worker = int(pick(process.candidates(present), told[:present], name, rng))
+            worker = int(pick(process.candidates(present), reported[:present], name, rng))
             if former is not None:
                 returning, affine = returning + 1, affine + (former == worker)
                 process.assigned[former] -= 1
@@ -136,14 +136,16 @@ def simulate(pick: Choose, *, processes: int, slots: int, count: int, joins_s: f
             process.in_flight[worker] += 1
             total[worker] += 1
             if at > begins_s:
-                requests[worker], asked = requests[worker] + 1, asked + 1
+                requests[worker], total_requests = requests[worker] + 1, total_requests + 1
             later(at + rng.lognormvariate(0.1, 0.4), "done", index, slot, worker)
         else:
             process.in_flight[worker] -= 1
             total[worker] -= 1
             reset_s = 20.0 if process.left[slot] == 0 else 0.0
             later(at + reset_s + rng.lognormvariate(1.39, 0.5), "ask", index, slot)
-    return Load(excess / mean, [count * each / asked for each in requests], affine / returning)
+    return Load(
+        excess / mean, [count * each / total_requests for each in requests], affine / returning
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ def simulate(pick: Choose, *, processes: int, slots: int, count: int, joins_s: f
 def test_load_stays_balanced_over_many_processes(processes: int, slots: int, count: int) -> None:
     load = simulate(by_choice, processes=processes, slots=slots, count=count)
     by_chance = simulate(
-        lambda candidates, told, former, rng: rng.choice(candidates).name,
+        lambda candidates, reported, former, rng: rng.choice(candidates).name,
         processes=processes,
         slots=slots,
         count=count,
@@ -164,7 +166,7 @@ def test_load_stays_balanced_over_many_processes(processes: int, slots: int, cou
 
 def test_ties_by_heartbeats_would_make_a_herd_of_many_processes() -> None:
     def without_affinity(
-        candidates: Sequence[Candidate], told: Sequence[int], former: str, rng: Random
+        candidates: Sequence[Candidate], reported: Sequence[int], former: str, rng: Random
     ) -> str:
         return choose(candidates, "", rng)
 

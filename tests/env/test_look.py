@@ -55,6 +55,6 @@ async def test_a_free_episode_goes_on_beyond_goal_and_limit(isolation: str) -> N
     steps += [await env.step(Click(x=0, y=0)) for _ in range(TASK.max_steps + 1)]
     assert not any(step.terminated or step.truncated for step in steps)
     await env.reset(TASK, 3)
-    ended = [await env.step(Click(x=0, y=0)) for _ in range(TASK.max_steps)]
+    results = [await env.step(Click(x=0, y=0)) for _ in range(TASK.max_steps)]
     await env.close()
-    assert ended[-1].terminated or ended[-1].truncated
+    assert results[-1].terminated or results[-1].truncated

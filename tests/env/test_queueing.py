@@ -151,13 +151,13 @@ async def test_after_the_queue_the_rest_of_the_deadline_counts(
 ) -> None:
     timer, told = slot_timer(), list[SharedWait | None]()
     env = gated(place, "thread", None, timer)
-    tell = carriers._Clock.tell
+    note_queue = carriers._Clock.note_queue
 
     def record(clock: carriers._Clock, shared_wait: SharedWait | None) -> None:
-        tell(clock, shared_wait)
+        note_queue(clock, shared_wait)
         told.append(shared_wait)
 
-    monkeypatch.setattr(carriers._Clock, "tell", record)
+    monkeypatch.setattr(carriers._Clock, "note_queue", record)
     with place.gate.turn(0.0):
         reset = asyncio.create_task(env.reset(TASK, 0))
         await until(lambda: timer.phase == "queueing")
@@ -308,7 +308,7 @@ def test_as_many_as_boot_at_once_may_take_a_turn_before_those_who_came_later(
             queue = os.open(tmp_path / "queue.lock", os.O_RDWR | os.O_CREAT)
             stack.callback(os.close, queue)
             queues.append((queue, _lock_place(queue)))
-        have_to_wait = [gate._are_before(queue, at) for queue, at in queues]
+        have_to_wait = [gate._is_far(queue, at) for queue, at in queues]
     assert have_to_wait == [False, False, *[True] * 298]
 
 

@@ -72,13 +72,13 @@ async def test_what_the_policys_action_broke_has_failed_and_is_no_invalid_episod
 @in_both
 async def test_a_reward_out_of_range_is_refused(isolation: str) -> None:
     async with scored_env(isolation) as env:
-        for what, said in (
+        for what, message in (
             ("7.0", "evaluate must return a reward in [0, 1], got float 7.0 ("),
             ("odd-step", "step must return a finite number or None as its reward, got float nan"),
         ):
             end = await play(env, what)
             assert (end.outcome, end.stop_reason) == ("invalid", "environment"), what
-            assert said in end.reason
+            assert message in end.reason
 
 
 @in_both

@@ -36,17 +36,17 @@ def act(trajectory_id: str = "t-1", step: int = 0) -> ActRequest:
 class Rollout:
     """A rollout worker: real sockets, answers with its own name once released."""
 
-    def __init__(self, endpoint: str, name: str, *, held: bool = False) -> None:
+    def __init__(self, endpoint: str, name: str, *, holding: bool = False) -> None:
         self.name = name
-        self.asked = 0
+        self.request_count = 0
         self.go = asyncio.Event()
-        if not held:
+        if not holding:
             self.go.set()
         self.replier = Replier(endpoint)
         self.task = asyncio.create_task(self.replier.serve(self.answer))
 
     async def answer(self, client: str, request: Request) -> Reply:
-        self.asked += 1
+        self.request_count += 1
         await self.go.wait()
         return completion(self.name)
 
@@ -57,10 +57,10 @@ class Rollout:
 
 @asynccontextmanager
 async def rollouts(
-    run: Path, *names: str, held: bool = False, **options: float
+    run: Path, *names: str, holding: bool = False, **options: float
 ) -> AsyncIterator[tuple[RolloutRouter, dict[str, Rollout]]]:
     endpoints = Endpoints(run)
-    servers = {name: Rollout(endpoints.address(name), name, held=held) for name in names}
+    servers = {name: Rollout(endpoints.address(name), name, holding=holding) for name in names}
     router = RolloutRouter(
         "env-0",
         options.get("deadline_s", 20.0),
@@ -79,15 +79,15 @@ async def rollouts(
 
 async def asked_first(each: dict[str, Rollout]) -> tuple[Rollout, Rollout]:
     """Of two workers, which chance decides between: the one that was asked, and the other."""
-    await until(lambda: any(server.asked for server in each.values()))
+    await until(lambda: any(server.request_count for server in each.values()))
     one, other = each.values()
-    return (one, other) if one.asked else (other, one)
+    return (one, other) if one.request_count else (other, one)
 
 
 async def test_requests_go_to_the_worker_with_the_least_in_flight(tmp_path: Path) -> None:
-    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1", held=True) as (router, each):
+    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1", holding=True) as (router, each):
         asks = [asyncio.create_task(router.act(act(f"t-{i}"))) for i in range(6)]
-        await until(lambda: [each[name].asked for name in sorted(each)] == [3, 3])
+        await until(lambda: [each[name].request_count for name in sorted(each)] == [3, 3])
         assert router.in_flight == 6
         for server in each.values():
             server.go.set()
@@ -135,10 +135,10 @@ async def test_a_lost_connection_sends_a_request_elsewhere_before_the_worker_fal
     tmp_path: Path,
 ) -> None:
     async with rollouts(
-        tmp_path / "run", "rollout-0", "rollout-1", held=True, dead_after_s=1000.0
+        tmp_path / "run", "rollout-0", "rollout-1", holding=True, dead_after_s=1000.0
     ) as (router, each):
         asks = [asyncio.create_task(router.act(act(f"t-{i}"))) for i in range(6)]
-        await until(lambda: [each[name].asked for name in sorted(each)] == [3, 3])
+        await until(lambda: [each[name].request_count for name in sorted(each)] == [3, 3])
         each["rollout-1"].go.set()
         await each["rollout-0"].kill()
         async with asyncio.timeout(PATIENCE_S):
@@ -175,9 +175,9 @@ async def test_a_worker_that_joins_gets_the_new_trajectories_until_it_has_its_sh
 
 
 async def test_when_a_worker_dies_its_requests_are_answered_by_another(tmp_path: Path) -> None:
-    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1", held=True) as (router, each):
+    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1", holding=True) as (router, each):
         asks = [asyncio.create_task(router.act(act(f"t-{i}"))) for i in range(4)]
-        await until(lambda: sum(server.asked for server in each.values()) == 4)
+        await until(lambda: sum(server.request_count for server in each.values()) == 4)
         victim, survivor = each["rollout-0"], each["rollout-1"]
         await victim.kill()  # no goodbye: it only falls silent
         survivor.go.set()
@@ -186,7 +186,7 @@ async def test_when_a_worker_dies_its_requests_are_answered_by_another(tmp_path:
                 router.observe(heartbeat("rollout-1", survivor.replier.endpoint))
                 await asyncio.sleep(0.05)
         assert {ask.result().text for ask in asks} == {"rollout-1"}
-        assert survivor.asked == 4
+        assert survivor.request_count == 4
         assert router.ready() == ["rollout-1"]
 
 
@@ -204,7 +204,7 @@ async def test_where_no_heartbeat_arrives_no_worker_is_dead(tmp_path: Path) -> N
 
 
 async def test_a_worker_that_says_goodbye_is_left_at_once(tmp_path: Path) -> None:
-    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1", held=True) as (router, each):
+    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1", holding=True) as (router, each):
         ask = asyncio.create_task(router.act(act()))
         first, other = await asked_first(each)
         other.go.set()
@@ -213,7 +213,7 @@ async def test_a_worker_that_says_goodbye_is_left_at_once(tmp_path: Path) -> Non
 
 
 async def test_a_worker_that_was_started_anew_is_left_at_once(tmp_path: Path) -> None:
-    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1", held=True) as (router, each):
+    async with rollouts(tmp_path / "run", "rollout-0", "rollout-1", holding=True) as (router, each):
         ask = asyncio.create_task(router.act(act()))
         first, other = await asked_first(each)
         other.go.set()
@@ -263,9 +263,12 @@ async def test_a_wait_for_the_first_worker_says_what_to_start_or_what_that_waits
 async def test_a_request_waits_for_a_worker_that_is_away_longer_than_its_deadline(
     tmp_path: Path,
 ) -> None:
-    async with rollouts(tmp_path / "run", "rollout-0", held=True, deadline_s=3.0) as (router, each):
+    async with rollouts(tmp_path / "run", "rollout-0", holding=True, deadline_s=3.0) as (
+        router,
+        each,
+    ):
         ask = asyncio.create_task(router.act(act()))
-        await until(lambda: each["rollout-0"].asked == 1)
+        await until(lambda: each["rollout-0"].request_count == 1)
         await each["rollout-0"].kill()
         await asyncio.sleep(3.5)  # more than the whole deadline without a worker
         assert not ask.done()
@@ -285,9 +288,9 @@ async def test_where_no_worker_comes_the_error_says_what_to_start(tmp_path: Path
 
 
 async def test_a_worker_that_moved_is_asked_at_its_new_address(tmp_path: Path) -> None:
-    async with rollouts(tmp_path / "run", "rollout-0", held=True) as (router, each):
+    async with rollouts(tmp_path / "run", "rollout-0", holding=True) as (router, each):
         ask = asyncio.create_task(router.act(act()))
-        await until(lambda: each["rollout-0"].asked == 1)
+        await until(lambda: each["rollout-0"].request_count == 1)
         moved = Rollout(Endpoints(tmp_path / "run").address("elsewhere"), "moved")
         router.observe(heartbeat("rollout-0", moved.replier.endpoint))
         assert (await ask).text == "moved"
@@ -340,7 +343,7 @@ class Suspending(Rollout):
 
     async def answer(self, client: str, request: Request) -> Reply:
         assert isinstance(request, ActRequest)
-        self.asked += 1
+        self.request_count += 1
         self.requests.append(request)
         await self.go.wait()
         upto = len(request.partial or ()) + self.each
@@ -385,7 +388,7 @@ async def test_what_had_not_begun_is_asked_again_as_it_was(tmp_path: Path) -> No
     async with suspending(tmp_path / "run", "rollout-0", 0) as server:
         router.observe(heartbeat("rollout-0", server.replier.endpoint))
         asking = asyncio.create_task(router.act(act()))
-        await until(lambda: server.asked > 1)
+        await until(lambda: server.request_count > 1)
         server.each = len(WHOLE)
         assert (await asking).text == WHOLE
         await router.close()
@@ -403,7 +406,7 @@ async def test_another_worker_goes_on_with_a_suspended_completion(tmp_path: Path
         first.go.clear()
         router.observe(heartbeat("rollout-0", first.replier.endpoint))
         asking = asyncio.create_task(router.act(act()))
-        await until(lambda: first.asked)
+        await until(lambda: first.request_count)
         router.observe(heartbeat("rollout-1", second.replier.endpoint))
         router.observe(heartbeat("rollout-0", first.replier.endpoint, state="syncing"))
         first.go.set()

@@ -42,17 +42,17 @@ async def test_each_step_keeps_the_screen_that_the_policy_saw_encoded_once(
     config = EnvConfig.model_validate({"screenshots": encoding, "isolation": isolation})
     env, plain = make_async_env(config, "env-0/0"), make_env("mini")
     policy, sink = Says("click(1,1)", "click(999,999)", "done()"), Memory()
-    given = lease()
+    one_lease = lease()
     try:
         await play_episode(
-            env, given, find_task("mini", given.task_id), policy, sink, action_spec()
+            env, one_lease, find_task("mini", one_lease.task_id), policy, sink, action_spec()
         )
     finally:
         await env.close()
-    first, _ = plain.reset(seed=given.task_seed, options={"task": given.task_id})
+    first, _ = plain.reset(seed=one_lease.task_seed, options={"task": one_lease.task_id})
     assert sink.steps[0].screenshot == saved(first.screenshot, encoding)
-    for record, asked in zip(sink.steps, policy.asked, strict=True):
-        assert record.screenshot == asked.screenshot
+    for record, request in zip(sink.steps, policy.requests, strict=True):
+        assert record.screenshot == request.screenshot
         assert record.image_hashes[-1] == content_hash(record.screenshot)
         assert record.media_type == image_type(record.screenshot) == f"image/{encoding}"
     final = sink.ends[0].screenshot
@@ -64,37 +64,37 @@ async def test_each_step_keeps_the_screen_that_the_policy_saw_encoded_once(
 
 def test_webp_loses_nothing_and_is_smaller() -> None:
     env = make_env("desk")
-    seen, _ = env.reset(seed=1, options={"task": next(iter(load_suite("desk").tasks))})
-    stored = stored_as(seen, "webp")
-    assert (pixels(stored.screenshot) == pixels(seen.screenshot)).all()
-    assert len(stored.screenshot) < len(seen.screenshot)
+    screen, _ = env.reset(seed=1, options={"task": next(iter(load_suite("desk").tasks))})
+    stored = stored_as(screen, "webp")
+    assert (pixels(stored.screenshot) == pixels(screen.screenshot)).all()
+    assert len(stored.screenshot) < len(screen.screenshot)
 
 
 def test_png_leaves_every_screen_as_the_suite_gave_it() -> None:
     for options, kind in (({}, "png"), ({"encoding": "jpeg"}, "jpeg")):
         env = make_env("mini", **options)
-        seen, _ = env.reset(seed=1, options={"task": "mini/popup"})
-        assert seen.media_type == f"image/{kind}"
-        assert stored_as(seen, "png") is seen
-        assert (stored_as(seen, "jpeg") is seen) == (kind == "jpeg")  # never twice
+        screen, _ = env.reset(seed=1, options={"task": "mini/popup"})
+        assert screen.media_type == f"image/{kind}"
+        assert stored_as(screen, "png") is screen
+        assert (stored_as(screen, "jpeg") is screen) == (kind == "jpeg")  # never twice
 
 
 def test_a_screen_that_cannot_be_written_names_the_encoding() -> None:
     wide = io.BytesIO()
     Image.new("1", (17_000, 1)).save(wide, "PNG")
-    seen = Observation(wide.getvalue(), "image/png", 17_000, 1)
+    screen = Observation(wide.getvalue(), "image/png", 17_000, 1)
     with pytest.raises(EnvError, match="cannot be written as webp"):
-        stored_as(seen, "webp")
+        stored_as(screen, "webp")
 
 
 def test_names_by_content() -> None:
-    made = {kind: io.BytesIO() for kind in ("png", "jpeg", "webp", "gif")}
-    for kind, into in made.items():
+    files = {kind: io.BytesIO() for kind in ("png", "jpeg", "webp", "gif")}
+    for kind, into in files.items():
         Image.new("RGB", (8, 8)).save(into, kind)
-    found = {kind: image_type(into.getvalue()) for kind, into in made.items()}
-    assert found == {
+    types = {kind: image_type(into.getvalue()) for kind, into in files.items()}
+    assert types == {
         "png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp", "gif": None
     }  # fmt: skip
-    assert [image_suffix(into.getvalue()) for into in made.values()] == [
+    assert [image_suffix(into.getvalue()) for into in files.values()] == [
         "png", "jpg", "webp", "jpg"
     ]  # fmt: skip

@@ -29,8 +29,8 @@ class Instructed(Unruly):
         super().__init__()
         self.info = info
 
-    def reset(self, **given: Any) -> tuple[Observation, dict[str, Any]]:
-        return super().reset(**given)[0], self.info
+    def reset(self, **options: Any) -> tuple[Observation, dict[str, Any]]:
+        return super().reset(**options)[0], self.info
 
 
 def task(kind: str) -> Task:
@@ -47,7 +47,7 @@ async def play(player: AsyncEnv, kind: str, *texts: str) -> tuple[str, str, str]
 
 @pytest.mark.parametrize("where", ["reset", "step", "evaluate"])
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         ("raise", "ZeroDivisionError: a bug of the environment"),
         ("exit", "SystemExit: 3"),
@@ -57,12 +57,12 @@ async def play(player: AsyncEnv, kind: str, *texts: str) -> tuple[str, str, str]
     ],
 )
 async def test_whatever_an_environment_does_its_episode_is_invalid_and_the_next_one_is_played(
-    where: str, how: str, said: str
+    where: str, how: str, message: str
 ) -> None:
     player = threaded(Unruly, deadline_s=1.0 if how == "hang" else 20.0)
     outcome, stop, reason = await play(player, f"{where}-{how}")
     assert (outcome, stop) == ("invalid", "environment")
-    assert said in reason
+    assert message in reason
     assert where in reason
     await player.renew()
     assert (await play(player, "well"))[0] == "pass"
@@ -70,7 +70,7 @@ async def test_whatever_an_environment_does_its_episode_is_invalid_and_the_next_
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"screenshot": bytearray(SCREEN.screenshot)}, "screenshot must be bytes, got bytearray"),
         ({"media_type": None}, "media_type must be str, got NoneType"),
@@ -84,14 +84,14 @@ async def test_whatever_an_environment_does_its_episode_is_invalid_and_the_next_
 )
 @pytest.mark.parametrize("where", ["reset", "step"])
 async def test_a_screen_of_other_types_makes_its_episode_invalid_and_names_them(
-    where: str, wrong: dict[str, Any], said: str
+    where: str, wrong: dict[str, Any], message: str
 ) -> None:
     screen = replace(SCREEN, **wrong)
 
     class Wrong(Unruly):
-        def reset(self, **given: Any) -> tuple[Observation, dict[str, Any]]:
-            seen, info = super().reset(**given)
-            return screen if where == "reset" else seen, info
+        def reset(self, **options: Any) -> tuple[Observation, dict[str, Any]]:
+            observation, info = super().reset(**options)
+            return screen if where == "reset" else observation, info
 
         def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
             return screen, *super().step(action)[1:]
@@ -100,7 +100,7 @@ async def test_a_screen_of_other_types_makes_its_episode_invalid_and_names_them(
     outcome, stop, reason = await play(player, "well")
     assert (outcome, stop) == ("invalid", "environment")
     assert where in reason
-    assert said in reason
+    assert message in reason
     await player.close()
 
 
@@ -130,17 +130,17 @@ async def test_a_screen_of_any_encoding_that_the_policy_reads_is_played(encoding
 def test_an_instruction_is_the_tasks_own_where_reset_gives_none_and_no_field_is_left(
     template: str, info: dict[str, Any], instruction: str
 ) -> None:
-    asked = replace(task("well"), instruction=template)
-    assert calls.reset(Instructed(info), asked, 0).instruction == instruction
+    templated = replace(task("well"), instruction=template)
+    assert calls.reset(Instructed(info), templated, 0).instruction == instruction
 
 
 @pytest.mark.parametrize("info", [{}, {"instruction": None}])
 def test_a_reset_that_leaves_fields_of_the_instruction_open_is_refused(
     info: dict[str, Any],
 ) -> None:
-    asked = replace(task("well"), instruction="click the {colour} button")
+    templated = replace(task("well"), instruction="click the {colour} button")
     with pytest.raises(EnvError, match=r"reset gave no info\['instruction'\].*fill in its fields"):
-        calls.reset(Instructed(info), asked, 0)
+        calls.reset(Instructed(info), templated, 0)
 
 
 async def test_names_that_are_no_utf_8_can_be_printed() -> None:

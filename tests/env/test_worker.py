@@ -62,7 +62,7 @@ class Data:
         inlet = endpoints.address(TELEMETRY_IN)
         self.forwarder = Forwarder(inlet, endpoints.address(TELEMETRY_OUT))
         self.publisher = Publisher(inlet)
-        self.heard = Subscriber(endpoints.address(TELEMETRY_OUT), [Heartbeat])
+        self.subscriber = Subscriber(endpoints.address(TELEMETRY_OUT), [Heartbeat])
         self.heartbeats: list[Heartbeat] = []
         self.listening = asyncio.create_task(self.listen())
         self.replier = Replier(endpoints.address(DATA))
@@ -81,7 +81,7 @@ class Data:
         self.misfit_of: dict[int, str] = {}  # slot -> the task that it is leased
 
     async def listen(self) -> None:
-        async for message in self.heard:
+        async for message in self.subscriber:
             assert isinstance(message, Heartbeat)
             if message.role == "env":
                 self.heartbeats.append(message)
@@ -101,8 +101,8 @@ class Data:
             task_id = self.misfit_of.get(request.slot, task_id)
             self.leased_of[request.slot] += 1
             suite = request.suites[0]
-            given = lease(task_id, seed=self.leased).model_copy(update={"suite": suite})
-            return LeaseReply(lease=given)
+            one_lease = lease(task_id, seed=self.leased).model_copy(update={"suite": suite})
+            return LeaseReply(lease=one_lease)
         if isinstance(request, StepRecord):
             self.steps.append(request)
             if self.take_back and request.step == 1:
@@ -133,7 +133,7 @@ class Data:
 
     async def close(self) -> None:
         self.listening.cancel()
-        self.heard.close()
+        self.subscriber.close()
         await self.replier.close(linger_s=0)
         await self.serving
         self.publisher.close()
@@ -146,7 +146,7 @@ class Rollout:
     def __init__(self, config: Config) -> None:
         self.responder = ScriptedResponder(ScriptedEngine(random_clicks("compact")))
         self.silent = asyncio.Event()
-        self.asked = 0
+        self.requests = 0
         self.replier = Replier(run_endpoints(config).address("rollout-0"))
         self.tasks = [
             asyncio.create_task(self.replier.serve(self.answer)),
@@ -155,7 +155,7 @@ class Rollout:
 
     async def answer(self, client: str, request: Request) -> Completion:
         assert isinstance(request, ActRequest)
-        self.asked += 1
+        self.requests += 1
         if self.silent.is_set():
             await asyncio.Event().wait()
         return await self.responder.answer(request)
@@ -245,8 +245,8 @@ async def test_play_goes_on_when_data_is_restarted(config: Config) -> None:
         await first.close()
         second = Data(config)
         await until(lambda: len(second.ends) >= 3)
-    known = {record.trajectory_id for record in first.steps}
-    assert any(record.trajectory_id in known for record in second.steps + first.steps)
+    trajectories = {record.trajectory_id for record in first.steps}
+    assert any(record.trajectory_id in trajectories for record in second.steps + first.steps)
     await rollout.close()
     await second.close()
 
@@ -303,7 +303,8 @@ async def test_without_work_slots_ask_again_and_report_why_they_wait(config: Con
         await until(
             lambda: (
                 data.heartbeats
-                and data.heartbeats[-1].waiting_for == "a lease from data: all groups are open"
+                and data.heartbeats[-1].waiting_for
+                == "a lease from the data service: all groups are open"
             )
         )
         await until(lambda: data.heartbeats[-1].waiting_s > 0.2)  # longer than a single question
@@ -337,9 +338,11 @@ async def test_a_full_disk_of_data_costs_no_step_and_no_verdict(
         whole = data.leased - 1  # the next one is leased only when all before are submitted
         await until(lambda: data.gauge("episodes") > whole)
         assert data.gauge("invalid") == 0
-    ended = {end.trajectory_id: end.steps for end in data.ends if end.stop_reason != "cancelled"}
-    assert {f"t-{number}" for number in range(1, whole + 1)} <= ended.keys()
-    for name, steps in ended.items():
+    steps_by_end = {
+        end.trajectory_id: end.steps for end in data.ends if end.stop_reason != "cancelled"
+    }
+    assert {f"t-{number}" for number in range(1, whole + 1)} <= steps_by_end.keys()
+    for name, steps in steps_by_end.items():
         filed = [record.step for record in data.steps if record.trajectory_id == name]
         assert filed == list(range(steps))
     await rollout.close()
@@ -349,13 +352,13 @@ async def test_a_full_disk_of_data_costs_no_step_and_no_verdict(
 async def test_an_environment_that_breaks_gives_invalid_episodes_and_is_made_anew(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = 0
+    count = 0
     make_env = async_env.make_env
 
     def make_badly_at_first(suite: str, **options: object) -> object:
-        nonlocal made
-        made += 1
-        if made == 1:
+        nonlocal count
+        count += 1
+        if count == 1:
             raise ConnectionError("the container is away")
         return make_env(suite, **options)
 
@@ -366,7 +369,7 @@ async def test_an_environment_that_breaks_gives_invalid_episodes_and_is_made_ane
     assert (data.ends[0].outcome, data.ends[0].stop_reason) == ("invalid", "environment")
     assert "the container is away" in data.ends[0].reason
     assert {end.outcome for end in data.ends[1:3]} <= {"pass", "fail"}
-    assert made == 2
+    assert count == 2
     await rollout.close()
     await data.close()
 
@@ -422,7 +425,7 @@ async def test_a_slot_whose_environments_hang_leases_nothing_more_and_the_others
         await until(lambda: len(data.ends) >= before + 10)
         assert data.leased_of[1] == 2
         waits = {wait.what for beat in data.heartbeats[-1:] for wait in beat.waits}
-        assert "an environment of env-0/1 to come back" in waits
+        assert "an environment of env-0/1 to return" in waits
     await rollout.close()
     await data.close()
 

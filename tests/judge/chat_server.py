@@ -19,13 +19,13 @@ def chat(says: Says) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            said = says(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            text = says(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             content = {
-                "choices": [{"message": {"role": "assistant", "content": str(said)}}],
+                "choices": [{"message": {"role": "assistant", "content": str(text)}}],
                 "usage": {"prompt_tokens": 100, "completion_tokens": 7},
             }
             answer = json.dumps(content).encode()
-            self.send_response(said if isinstance(said, int) else 200)
+            self.send_response(text if isinstance(text, int) else 200)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)

@@ -31,10 +31,10 @@ def png(number: int, size: tuple[int, int] = (40, 30)) -> bytes:
 
 
 def evidence(steps: int = 3, images: int = 5) -> Evidence:
-    told = Evidence("close the window", png(0), images)
+    episode = Evidence("close the window", png(0), images)
     for number in range(1, steps + 1):
-        told.add({"kind": "click", "x": number, "y": 2}, png(number))
-    return told
+        episode.add({"kind": "click", "x": number, "y": 2}, png(number))
+    return episode
 
 
 def ask(says: Says, *, use: Purpose = "missing", attempts: int = 4, **settings: Any) -> Judgement:
@@ -54,9 +54,13 @@ def test_it_sees_the_task_the_actions_and_the_screens_in_order() -> None:
         bodies.append(body)
         return '{"verdict": "pass", "reason": "the window is gone"}'
 
-    said = ask(says, images=3)
-    assert (said.outcome, said.score, said.reason) == ("pass", 1.0, "the window is gone")
-    assert (said.calls, said.prompt_tokens, said.completion_tokens) == (1, 100, 7)
+    judgement = ask(says, images=3)
+    assert (judgement.outcome, judgement.score, judgement.reason) == (
+        "pass",
+        1.0,
+        "the window is gone",
+    )
+    assert (judgement.calls, judgement.prompt_tokens, judgement.completion_tokens) == (1, 100, 7)
     [body] = bodies
     assert isinstance(body["messages"][0]["content"], str)
     parts = body["messages"][1]["content"]
@@ -83,8 +87,8 @@ def test_it_sees_the_task_the_actions_and_the_screens_in_order() -> None:
     ],
 )
 def test_a_score_passes_where_it_is_whole(text: str, outcome: str, score: float) -> None:
-    said = ask(lambda _: text, answer="score")
-    assert (said.outcome, said.score) == (outcome, score)
+    judgement = ask(lambda _: text, answer="score")
+    assert (judgement.outcome, judgement.score) == (outcome, score)
 
 
 @pytest.mark.parametrize(
@@ -106,16 +110,16 @@ def test_a_score_passes_where_it_is_whole(text: str, outcome: str, score: float)
     ],
 )
 def test_what_is_no_answer_is_asked_once_more_and_then_invalid(text: str, problem: str) -> None:
-    asked: list[int] = []
+    calls: list[int] = []
 
     def says(body: dict[str, Any]) -> str:
-        asked.append(len(body["messages"]))
+        calls.append(len(body["messages"]))
         return text
 
-    said = ask(says)
-    assert (said.outcome, said.score, said.calls) == ("invalid", None, 2)
-    assert problem in said.reason
-    assert asked == [2, 4]  # the second time with its answer and what was wrong with it
+    judgement = ask(says)
+    assert (judgement.outcome, judgement.score, judgement.calls) == ("invalid", None, 2)
+    assert problem in judgement.reason
+    assert calls == [2, 4]  # the second time with its answer and what was wrong with it
 
 
 @pytest.mark.parametrize(
@@ -128,8 +132,8 @@ def test_what_is_no_answer_is_asked_once_more_and_then_invalid(text: str, proble
     ],
 )
 def test_a_judges_thought_is_taken_off(text: str, reason: str) -> None:
-    said = ask(lambda _: text)
-    assert (said.outcome, said.calls, said.reason) == ("fail", 1, reason)
+    judgement = ask(lambda _: text)
+    assert (judgement.outcome, judgement.calls, judgement.reason) == ("fail", 1, reason)
 
 
 def test_a_judge_is_shown_its_answer_without_its_thought() -> None:
@@ -153,16 +157,21 @@ def test_what_is_no_score_is_invalid(text: str) -> None:
 
 def test_an_answer_to_the_second_question_counts() -> None:
     answers = iter(["no idea", '{"verdict": "fail"}'])
-    said = ask(lambda _: next(answers))
-    assert (said.outcome, said.score, said.calls, said.completion_tokens) == ("fail", 0.0, 2, 14)
+    judgement = ask(lambda _: next(answers))
+    assert (judgement.outcome, judgement.score, judgement.calls, judgement.completion_tokens) == (
+        "fail",
+        0.0,
+        2,
+        14,
+    )
 
 
 def test_failures_are_retried_and_at_last_the_reason() -> None:
     statuses = iter([500, 503, '{"verdict": "pass"}'])
     assert ask(lambda _: next(statuses)).calls == 3
-    said = ask(lambda _: 500, attempts=2)
-    assert (said.outcome, said.calls) == ("invalid", 2)
-    assert "answers 500" in said.reason
+    judgement = ask(lambda _: 500, attempts=2)
+    assert (judgement.outcome, judgement.calls) == ("invalid", 2)
+    assert "answers 500" in judgement.reason
 
 
 def test_a_wrong_key_is_the_users_to_mend() -> None:
@@ -189,9 +198,9 @@ def test_a_late_answer_is_none(settings: dict[str, Any], reason: str) -> None:
             over.set()
 
     with chat(says) as url:
-        said = asyncio.run(run(url))
-    assert said.outcome == "invalid"
-    assert reason in said.reason
+        judgement = asyncio.run(run(url))
+    assert judgement.outcome == "invalid"
+    assert reason in judgement.reason
 
 
 def test_no_more_episodes_are_judged_at_once_than_its_limit() -> None:
@@ -210,8 +219,8 @@ def test_no_more_episodes_are_judged_at_once_than_its_limit() -> None:
 
     async def run(url: str) -> None:
         judge = Judge(JudgeConfig(url=url, model="eyes"), JudgeLimits(concurrent=2))
-        said = await asyncio.gather(*(judge.judge(evidence(), "check") for _ in range(6)))
-        assert {each.outcome for each in said} == {"pass"}
+        judgement = await asyncio.gather(*(judge.judge(evidence(), "check") for _ in range(6)))
+        assert {each.outcome for each in judgement} == {"pass"}
 
     with chat(says) as url:
         asyncio.run(run(url))
@@ -221,15 +230,15 @@ def test_no_more_episodes_are_judged_at_once_than_its_limit() -> None:
 @pytest.mark.parametrize("steps", [0, 1, 2, 5, 37, 1000])
 @pytest.mark.parametrize("images", [2, 3, 5])
 def test_the_first_and_the_last_screen_are_shown_and_others_evenly(steps: int, images: int) -> None:
-    told = evidence(steps, images)
-    shown = [Image.open(io.BytesIO(screen)).getpixel((0, 0))[0] for _, screen in told.screens()]
+    episode = evidence(steps, images)
+    shown = [Image.open(io.BytesIO(screen)).getpixel((0, 0))[0] for _, screen in episode.screens()]
     assert len(shown) == min(images, steps + 1)
-    assert len(told._between) <= 2 * images  # memory is bounded however long the episode is
-    numbers = [0, *(number for number, _ in told._between), steps]
+    assert len(episode._between) <= 2 * images  # memory is bounded however long the episode is
+    numbers = [0, *(number for number, _ in episode._between), steps]
     assert shown[0] == 0
     assert shown[-1] == steps % 256 if steps < 256 else True
     assert numbers == sorted(numbers)
-    assert len(told.actions) == steps
+    assert len(episode.actions) == steps
 
 
 def test_large_screens_are_made_smaller() -> None:

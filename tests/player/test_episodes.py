@@ -18,7 +18,7 @@ from dart_cli.player.episodes import (
     answered_by,
     each_of,
     env_of_suite,
-    planned,
+    plan_episodes,
     play,
 )
 from dart_cli.policy.loader import load_policy, weight_tensors
@@ -30,16 +30,16 @@ from tests.weights.sets import publish
 def test_episodes_are_spread_evenly_and_no_two_share_a_seed(config_path: Path) -> None:
     config = load_config(config_path)
     tasks = trained_tasks(config)
-    episodes = planned(tasks, 12, TRAIN_SEEDS)
+    episodes = plan_episodes(tasks, 12, TRAIN_SEEDS)
     assert [sum(each.task == task for each in episodes) for task in tasks] == [6, 6]
     assert len({each.seed for each in episodes}) == 12
     assert min(each.seed for each in episodes) >= 1_000_000
-    assert planned([], 12, 0) == []
+    assert plan_episodes([], 12, 0) == []
 
 
 async def test_the_same_seeds_give_the_same_episodes(config_path: Path) -> None:
     config = load_config(config_path)
-    episodes = planned(trained_tasks(config), 8, TRAIN_SEEDS)
+    episodes = plan_episodes(trained_tasks(config), 8, TRAIN_SEEDS)
     runs = []
     for _ in range(2):
         model = load_model(config)
@@ -62,7 +62,7 @@ async def test_a_slot_that_can_make_no_more_environments_ends_the_plan_and_spoil
     config = config.model_copy(
         update={"rollout": config.rollout.model_copy(update={"max_batch": 1})}
     )
-    episodes = planned([UnrulySuite.tasks["unruly/reset-hang"]], 8, TRAIN_SEEDS)
+    episodes = plan_episodes([UnrulySuite.tasks["unruly/reset-hang"]], 8, TRAIN_SEEDS)
     played: list[PlayedEpisode] = []
     with pytest.raises(EnvError, match="eval/0: 2 of its environments hang"):
         await play(config, each_of(episodes), answered_by(config, None), played.append, most=8)

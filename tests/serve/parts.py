@@ -38,7 +38,7 @@ class Data(Memory):
     def __init__(self) -> None:
         super().__init__()
         self.leases = LeaseWaitStats()
-        self.asked: list[LeaseRequest] = []
+        self.requests: list[LeaseRequest] = []
         self.given_back: list[TrajectoryEnd] = []
         self.refusal = ""
         self.max_steps = 8  # 0: the task's own
@@ -48,14 +48,16 @@ class Data(Memory):
         self.back = asyncio.Event()
 
     async def lease(self, request: LeaseRequest, seconds: float) -> Lease:
-        self.asked.append(request)
+        self.requests.append(request)
         if self.refusal:
-            raise DeadlineError(f"waited {seconds:g} s for a lease from data: {self.refusal}")
+            raise DeadlineError(
+                f"waited {seconds:g} s for a lease from the data service: {self.refusal}"
+            )
         if request.task == "mini/none":
             raise TaskError("no training task 'mini/none' in this run")
         task = request.task or (self.tasks.pop(0) if self.tasks else "mini/menu")
         steps = self.max_steps or find_task("mini", task).max_steps
-        given = lease(task, seed=len(self.asked), max_steps=steps)
+        given = lease(task, seed=len(self.requests), max_steps=steps)
         sampling = given.sampling.model_copy(update={"seed": self.sampling_seed})
         return given.model_copy(update={"sampling": sampling})
 
@@ -103,9 +105,9 @@ class Held(Says):
         self.may = asyncio.Event()
 
     async def act(self, request: ActRequest) -> Completion:
-        self.asked.append(request)
+        self.requests.append(request)
         await self.may.wait()
-        self.asked.pop()
+        self.requests.pop()
         return await super().act(request)
 
 

@@ -48,8 +48,12 @@ async def test_an_episode_is_filed_as_steps_and_a_verdict() -> None:
         assert [record.step for record in there.data.steps] == [0], (
             "the newest step is still played"
         )
-        ended = await there.end(name, reward=1, reason="the button was red")
-        assert (ended.status, ended.body["outcome"], ended.body["accepted"]) == (200, "pass", True)
+        end_reply = await there.end(name, reward=1, reason="the button was red")
+        assert (end_reply.status, end_reply.body["outcome"], end_reply.body["accepted"]) == (
+            200,
+            "pass",
+            True,
+        )
         steps, [end] = there.data.steps, there.data.ends
         assert [record.screenshot for record in steps] == [picture(1), picture(2)]
         assert steps[1].image_hashes == [content_hash(picture(1)), content_hash(picture(2))]
@@ -75,7 +79,7 @@ async def test_past_completions_of_the_session_are_their_tokens_and_others_text(
         await there.chat(name, first(1))
         await there.chat(name, [*first(1), said, other, user(shown(picture(2)))])
         await there.chat(name, [*first(1), said, said, said, user(shown(picture(3)))])
-        second, third = policy.asked[1].messages, policy.asked[2].messages
+        second, third = policy.requests[1].messages, policy.requests[2].messages
         assert [each.token_ids for each in second] == [[], list(b"click(1,1)"), [], []]
         assert [bool(each.token_ids) for each in third] == [False, False, True, True, False]
 
@@ -124,37 +128,37 @@ async def test_a_verdict_is_a_reward_or_an_outcome(
 async def test_an_agent_that_opens_no_session_names_one() -> None:
     """By a header, by `user`, by metadata; its task by a header or the model's name."""
     async with endpoint() as there:
-        path, asked = "/v1/chat/completions", {"messages": first(), "model": "dart:mini/popup"}
-        one = await there.call("POST", path, asked | {"user": "episode-1"})
+        path, body = "/v1/chat/completions", {"messages": first(), "model": "dart:mini/popup"}
+        one = await there.call("POST", path, body | {"user": "episode-1"})
         two = await there.call(
             "POST",
             path,
-            asked | {"model": "gpt-4o"},
+            body | {"model": "gpt-4o"},
             {"x-dart-session": "b", "x-dart-task": "mini/tabs"},
         )
         three = await there.call(
-            "POST", path, asked | {"metadata": {"session": "c"}, "model": "any"}
+            "POST", path, body | {"metadata": {"session": "c"}, "model": "any"}
         )
-        found = [each.body["dart"] for each in (one, two, three)]
-        assert [each["session"] for each in found] == ["episode-1", "b", "c"]
-        assert [each["task"] for each in found] == ["mini/popup", "mini/tabs", "mini/menu"]
-        assert [each.task for each in there.data.asked] == ["mini/popup", "mini/tabs", ""]
+        sessions = [each.body["dart"] for each in (one, two, three)]
+        assert [each["session"] for each in sessions] == ["episode-1", "b", "c"]
+        assert [each["task"] for each in sessions] == ["mini/popup", "mini/tabs", "mini/menu"]
+        assert [each.task for each in there.data.requests] == ["mini/popup", "mini/tabs", ""]
         await there.end("c", outcome="fail")
         of_litellm = {"session_id": "trial__agent", "return_token_ids": True, "model": "x"}
-        four = await there.call("POST", path, {**asked, **of_litellm})
+        four = await there.call("POST", path, {**body, **of_litellm})
         assert four.body["dart"]["session"] == "trial__agent"
         assert four.body["choices"][0]["token_ids"] == four.body["dart"]["token_ids"]
         assert four.body["prompt_token_ids"] == [1, 2, 3]
-        again = await there.call("POST", path, asked | {"user": "episode-1"})
+        again = await there.call("POST", path, body | {"user": "episode-1"})
         assert again.body["dart"]["step"] == 1
         other = await there.call(
-            "POST", path, asked | {"user": "episode-1", "model": "dart:mini/tabs"}
+            "POST", path, body | {"user": "episode-1", "model": "dart:mini/tabs"}
         )
         assert (other.status, "plays 'mini/popup', not 'mini/tabs'" in other.error) == (400, True)
-        nameless = await there.call("POST", path, asked)
+        nameless = await there.call("POST", path, body)
         assert (nameless.status, nameless.code) == (400, "no_session")
         await there.end("b", outcome="fail")
-        over = await there.call("POST", path, asked | {"user": "b"})
+        over = await there.call("POST", path, body | {"user": "b"})
         assert (over.status, "take another for the next" in over.error) == (410, True)
 
 
@@ -163,10 +167,10 @@ async def test_sessions_outside_training_file_nothing_and_sample_as_they_ask() -
     async with endpoint(policy) as there:
         name = await there.open(task="mini/popup", train=False)
         await there.chat(name, first(), temperature=0, max_tokens=5, seed=9)
-        sampling = policy.asked[0].sampling
+        sampling = policy.requests[0].sampling
         assert (sampling.temperature, sampling.max_tokens, sampling.seed) == (0.0, 5, 9)
         await there.end(name, reward=1)
-        assert (there.data.asked, there.data.steps, there.data.ends) == ([], [], [])
+        assert (there.data.requests, there.data.steps, there.data.ends) == ([], [], [])
 
 
 async def test_a_stream_is_one_chunk() -> None:
@@ -206,7 +210,7 @@ async def test_two_requests_at_once_in_one_session_are_refused() -> None:
     async with endpoint(policy) as there:
         name = await there.open()
         asking = asyncio.create_task(there.chat(name, first(1)))
-        await until(lambda: policy.asked)
+        await until(lambda: policy.requests)
         second = await there.chat(name, first(2))
         assert (second.status, second.code) == (409, "session_busy")
         assert second.headers["x-should-retry"] == "false"
@@ -222,12 +226,12 @@ async def test_a_repeated_request_gets_the_answer_of_the_first() -> None:
     async with endpoint(policy) as there:
         name = await there.open()
         asking = asyncio.create_task(there.chat(name, first(1)))
-        await until(lambda: policy.asked)
+        await until(lambda: policy.requests)
         joined = asyncio.create_task(there.chat(name, first(1), again))
         policy.may.set()
         answers = [await asking, await joined, await there.chat(name, first(1), again)]
         assert {each.body["id"] for each in answers} == {answers[0].body["id"]}
-        assert len(policy.asked) == 1
+        assert len(policy.requests) == 1
         assert (await there.chat(name, first(1))).said == "click(2,2)", (
             "without the header it is new"
         )
@@ -263,7 +267,7 @@ async def test_a_session_that_is_answered_is_not_idle() -> None:
     async with endpoint(policy, idle_s=0.1) as there:
         name = await there.open()
         asking = asyncio.create_task(there.chat(name, first()))
-        await until(lambda: policy.asked)
+        await until(lambda: policy.requests)
         await there.open()  # idle, and later than the other
         await until(lambda: there.data.ends)
         policy.may.set()
@@ -276,11 +280,11 @@ async def test_sessions_are_bounded_and_slots_come_back() -> None:
         full = await there.call("POST", "/v1/sessions", {})
         assert (full.status, full.headers["retry-after"]) == (429, "5")
         assert "serve.sessions = 3" in full.error
-        gone = await there.call("DELETE", f"/v1/sessions/{names[1]}")
-        assert gone.body["deleted"]
+        deleted = await there.call("DELETE", f"/v1/sessions/{names[1]}")
+        assert deleted.body["deleted"]
         assert [end.stop_reason for end in there.data.given_back] == ["cancelled"]
         await there.open()
-        assert [request.slot for request in there.data.asked] == [0, 1, 2, 1]
+        assert [request.slot for request in there.data.requests] == [0, 1, 2, 1]
 
 
 async def test_what_data_refuses_names_the_cure() -> None:
@@ -302,7 +306,7 @@ async def test_no_task_is_leased_that_cannot_be_played() -> None:
         none = await there.call("POST", "/v1/sessions", {})
         assert (none.status, none.code) == (503, "no_rollout")
         assert "start `dart rollout`" in none.error
-        assert not there.data.asked
+        assert not there.data.requests
 
 
 async def test_a_lease_that_data_took_back_is_told_at_the_next_request() -> None:
@@ -327,9 +331,9 @@ async def test_while_data_is_away_nothing_is_lost() -> None:
         assert "dart data has not taken its step" in away.error
         assert (await there.end(name, reward=1)).status == 503
         there.data.back.set()
-        ended = await there.end(name, reward=1)
-        assert (ended.status, ended.body["outcome"]) == (200, "pass")
-        assert (await there.end(name, reward=1)).body == ended.body, "asked again, the same"
+        end_reply = await there.end(name, reward=1)
+        assert (end_reply.status, end_reply.body["outcome"]) == (200, "pass")
+        assert (await there.end(name, reward=1)).body == end_reply.body, "asked again, the same"
         assert (await there.end(name, reward=0)).status == 410, "another verdict is too late"
         assert [record.step for record in there.data.steps] == [0, 1]
         assert len(there.data.ends) == 1
@@ -381,7 +385,7 @@ async def test_leases_are_given_back_at_the_end() -> None:
         await there.open()
         name = await there.open()
         asking = asyncio.create_task(there.chat(name, first(1)))
-        await until(lambda: policy.asked)
+        await until(lambda: policy.requests)
         await there.sessions.give_back("dart serve was stopped")
         assert (await asking).status == 410
         assert {end.trajectory_id for end in there.data.given_back} == {"t-1", "t-2"}

@@ -55,8 +55,8 @@ def loop() -> ModuleType:
 async def native(answers: Answers, task_id: str, seed: int) -> Memory:
     """The steps and the end of an episode of `dart env`."""
     env, sink = threaded(mini), Memory()
-    given = lease(task_id, seed=seed, max_steps=find_task("mini", task_id).max_steps)
-    await Episode(env, given, find_task("mini", task_id), answers, sink, action_spec()).play()
+    one_lease = lease(task_id, seed=seed, max_steps=find_task("mini", task_id).max_steps)
+    await Episode(env, one_lease, find_task("mini", task_id), answers, sink, action_spec()).play()
     await env.close()
     return sink
 
@@ -110,15 +110,15 @@ async def _with_limit(answers: Answers, task_id: str, steps: int) -> tuple[Memor
     """A native episode of at most so many steps, with history, and its sampling seed: the first that is long enough."""
     for attempt in range(20):
         env, sink = threaded(mini), Memory()
-        given = lease(task_id, seed=1, max_steps=steps)
-        sampling = given.sampling.model_copy(update={"seed": 1000 + 10 * attempt})
-        given = given.model_copy(update={"sampling": sampling})
+        one_lease = lease(task_id, seed=1, max_steps=steps)
+        sampling = one_lease.sampling.model_copy(update={"seed": 1000 + 10 * attempt})
+        one_lease = one_lease.model_copy(update={"sampling": sampling})
         spec = replace(action_spec(images=3, turns=8), action_parser=Lenient())
-        await Episode(env, given, find_task("mini", task_id), answers, sink, spec).play()
+        await Episode(env, one_lease, find_task("mini", task_id), answers, sink, spec).play()
         await env.close()
         if len(sink.steps) >= 4:
             break
-    return sink, given.sampling.seed
+    return sink, one_lease.sampling.seed
 
 
 async def _replay(there: Endpoint, task: str, steps: list[StepRecord]) -> None:
@@ -135,20 +135,20 @@ async def _replay(there: Endpoint, task: str, steps: list[StepRecord]) -> None:
 def _messages(
     record: StepRecord, past: list[tuple[bytes, str]], instruction: str
 ) -> list[dict[str, Any]]:
-    kept = len(past) - 2  # of three screenshots the newest is this one
+    first_kept = len(past) - 2  # of three screenshots the newest is this one
     messages: list[dict[str, Any]] = []
     opening = [{"type": "text", "text": instruction}]
     turns = [Turn(text=text, screenshot=image) for image, text in past]
     for place, turn in enumerate(turns):
-        parts = [_shown(turn.screenshot)] if place >= kept and turn.screenshot else []
+        parts = [_image_part(turn.screenshot)] if place >= first_kept and turn.screenshot else []
         if parts + opening:
             messages.append({"role": "user", "content": parts + opening})
         messages.append({"role": "assistant", "content": turn.text})
         opening = []
-    return [*messages, {"role": "user", "content": [_shown(record.screenshot), *opening]}]
+    return [*messages, {"role": "user", "content": [_image_part(record.screenshot), *opening]}]
 
 
-def _shown(image: bytes) -> dict[str, Any]:
+def _image_part(image: bytes) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url(image)}}
 
 

@@ -45,7 +45,7 @@ class Rollout:
     def __init__(self, config: Config, name: str, text: str) -> None:
         self.name = name
         self.silent = False
-        self.asked = 0
+        self.requests = 0
         self._responder = ScriptedResponder(ScriptedEngine(lambda _: say(text)))
         self._replier = Replier(run_endpoints(config).address(name))
         self._tasks = [
@@ -55,7 +55,7 @@ class Rollout:
 
     async def _answer(self, _client: str, request: Request) -> Completion:
         assert isinstance(request, ActRequest)
-        self.asked += 1
+        self.requests += 1
         if self.silent:
             await asyncio.Event().wait()
         return await self._responder.answer(request)
@@ -85,8 +85,8 @@ class Served:
         return await there.call(method, path, body)
 
     async def chat(self, session: str) -> Reply:
-        asked = {"model": "dart", "messages": first(), "user": session}
-        return await self.call("POST", "/v1/chat/completions", asked)
+        body = {"model": "dart", "messages": first(), "user": session}
+        return await self.call("POST", "/v1/chat/completions", body)
 
     async def end(self, session: str, **verdict: object) -> Reply:
         return await self.call("POST", f"/v1/sessions/{session}/end", verdict)
@@ -94,19 +94,19 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def served(config: Config, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Served]:
-    stop, told = asyncio.Event(), ""
+    stop, output = asyncio.Event(), ""
     running = asyncio.create_task(worker.run(config, "serve-0", stop))
 
     def address() -> re.Match[str] | None:
-        nonlocal told
-        told += capsys.readouterr().err
-        return re.search(r"serve-0: http://127\.0\.0\.1:(\d+)/v1\n", told)
+        nonlocal output
+        output += capsys.readouterr().err
+        return re.search(r"serve-0: http://127\.0\.0\.1:(\d+)/v1\n", output)
 
     await until(lambda: running.done() or address())
-    found = re.search(r":(\d+)/v1", told)
-    assert found is not None, told
+    match = re.search(r":(\d+)/v1", output)
+    assert match is not None, output
     try:
-        yield Served(int(found[1]), stop, running)
+        yield Served(int(match[1]), stop, running)
     finally:
         stop.set()
         async with asyncio.timeout(PATIENCE_S):
@@ -149,7 +149,7 @@ async def test_a_killed_worker_costs_no_step(
         first_one.silent = True
         opened = await there.call("POST", "/v1/sessions", {})
         asking = asyncio.create_task(there.chat(opened.body["id"]))
-        await until(lambda: first_one.asked)
+        await until(lambda: first_one.requests)
         second = Rollout(config, "rollout-1", "click(2,2)")
         await first_one.kill()
         answer = await asking
@@ -173,8 +173,8 @@ async def test_an_episode_outlives_a_restart_of_data(
         answering = asyncio.create_task(there.chat(name))
         data: Client = await stack.enter_async_context(serving(config))
         assert (await answering).status == 200
-        ended = await there.end(name, outcome="fail")
-        assert (ended.status, ended.body["steps"]) == (200, 3)
+        end_reply = await there.end(name, outcome="fail")
+        assert (end_reply.status, end_reply.body["steps"]) == (200, 3)
         await data.eventually(lambda seen: seen.verdicts.get("fail") == 1)
         await rollout.kill()
 

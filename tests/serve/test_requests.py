@@ -50,7 +50,7 @@ PICTURE = shown(picture(1))
 
 
 @pytest.mark.parametrize(
-    ("messages", "param", "told"),
+    ("messages", "param", "message"),
     [
         ([user(text("hi"))], "messages", "show no image"),
         ([user(PICTURE), {"role": "assistant", "content": "x"}], "messages", "last .* the user's"),
@@ -74,19 +74,19 @@ PICTURE = shown(picture(1))
     ],
 )
 def test_a_message_that_cannot_be_shown_is_refused(
-    messages: list[Any], param: str, told: str
+    messages: list[Any], param: str, message: str
 ) -> None:
     error = refusal(*messages)
     assert error.param == param
-    with pytest.raises(ApiError, match=told):
+    with pytest.raises(ApiError, match=message):
         raise error
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "message"),
     [
-        ("https://example.org/screen.png", "nothing is fetched"),
-        ("file:///etc/passwd", "nothing is fetched"),
+        ("https://example.org/screen.png", "are not fetched"),
+        ("file:///etc/passwd", "are not fetched"),
         ("data:image/png,abc", "must be a data URL"),
         ("data:image/png;base64,%%%", "is no base64"),
         ("data:image/png;base64,", "0 bytes that are no PNG, JPEG or WebP"),
@@ -95,9 +95,9 @@ def test_a_message_that_cannot_be_shown_is_refused(
         (7, "must be a string"),
     ],
 )
-def test_an_image_that_is_none_is_refused(address: object, told: str) -> None:
+def test_an_image_that_is_none_is_refused(address: object, message: str) -> None:
     error = refusal(user({"type": "image_url", "image_url": {"url": address}}))
-    assert told in str(error)
+    assert message in str(error)
     assert error.param == "messages[0].content[0].image_url"
 
 
@@ -139,7 +139,7 @@ def test_any_json_is_a_request_or_an_error(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "given_",
+    "settings",
     [
         {},
         {"temperature": 1, "max_tokens": 16, "top_p": 1.0, "n": 1, "stop": None, "tools": []},
@@ -147,12 +147,12 @@ def test_any_json_is_a_request_or_an_error(fields: dict[str, Any]) -> None:
         {"presence_penalty": 0, "response_format": {"type": "text"}, "logit_bias": {}},
     ],
 )
-def test_settings_that_are_the_runs_are_taken(given_: dict[str, Any]) -> None:
-    assert settle(given_, RUN, is_trained=True, ignores=False) == RUN
+def test_settings_that_are_the_runs_are_taken(settings: dict[str, Any]) -> None:
+    assert settle(settings, RUN, is_trained=True, ignores=False) == RUN
 
 
 @pytest.mark.parametrize(
-    ("given_", "param", "told"),
+    ("settings", "param", "message"),
     [
         ({"temperature": 0.5}, "temperature", "rollout.temperature = 1"),
         ({"max_tokens": 2000}, "max_tokens", "rollout.max_tokens = 16"),
@@ -163,16 +163,16 @@ def test_settings_that_are_the_runs_are_taken(given_: dict[str, Any]) -> None:
     ],
 )
 def test_settings_that_training_does_not_sample_by_are_refused_or_ignored(
-    given_: dict[str, Any], param: str, told: str
+    settings: dict[str, Any], param: str, message: str
 ) -> None:
-    with pytest.raises(ApiError, match=told) as raised:
-        settle(given_, RUN, is_trained=True, ignores=False)
+    with pytest.raises(ApiError, match=message) as raised:
+        settle(settings, RUN, is_trained=True, ignores=False)
     assert raised.value.param == param
-    assert settle(given_, RUN, is_trained=True, ignores=True) == RUN
+    assert settle(settings, RUN, is_trained=True, ignores=True) == RUN
 
 
 @pytest.mark.parametrize(
-    "given_",
+    "settings",
     [
         {"n": 2},
         {"n": True},
@@ -187,14 +187,14 @@ def test_settings_that_training_does_not_sample_by_are_refused_or_ignored(
         {"seed": -1},
     ],
 )
-def test_what_has_no_answer_is_always_refused(given_: dict[str, Any]) -> None:
+def test_what_has_no_answer_is_always_refused(settings: dict[str, Any]) -> None:
     for is_trained in (True, False):
         with pytest.raises(ApiError):
-            settle(given_, RUN, is_trained=is_trained, ignores=True)
+            settle(settings, RUN, is_trained=is_trained, ignores=True)
 
 
 def test_outside_training_a_request_samples_as_it_says() -> None:
-    given_ = {"temperature": 0, "max_tokens": 99, "seed": 3}
+    settings = {"temperature": 0, "max_tokens": 99, "seed": 3}
     expected = Sampling(temperature=0.0, max_tokens=99, seed=3)
-    assert settle(given_, RUN, is_trained=False, ignores=False) == expected
+    assert settle(settings, RUN, is_trained=False, ignores=False) == expected
     assert settle({}, RUN, is_trained=False, ignores=False) == RUN

@@ -29,7 +29,7 @@ async def test_a_request_needs_no_session_and_leaves_none_open() -> None:
             said = await there.call("POST", "/v1/chat/completions", chat(user=user))
             assert (said.status, said.said) == (200, "click(1,2)")
         assert len(there.sessions) == 0
-        assert there.data.asked == there.data.steps == []
+        assert there.data.requests == there.data.steps == []
 
 
 async def test_a_request_of_a_run_says_which_episode_it_is() -> None:
@@ -43,18 +43,22 @@ async def test_completions_without_a_seed_are_drawn_anew() -> None:
     async with endpoint(policy, alone=True) as there:
         for seed in ({}, {}, {"seed": 5}, {"seed": 5}):
             await there.call("POST", "/v1/chat/completions", chat(**seed))
-        drawn = [request.sampling.seed for request in policy.asked]
-        assert drawn[0] != drawn[1]
-        assert drawn[2:] == [5, 5]
+        seeds = [request.sampling.seed for request in policy.requests]
+        assert seeds[0] != seeds[1]
+        assert seeds[2:] == [5, 5]
 
 
 async def test_an_agent_of_sessions_plays_as_in_a_run_and_nothing_is_filed() -> None:
     async with endpoint(Says("click(1,2)"), alone=True) as there:
         session = await there.open(task="of/another/program")
         assert (await there.chat(session, first())).said == "click(1,2)"
-        ended = await there.end(session, reward=1)
-        assert (ended.status, ended.body["outcome"], ended.body["train"]) == (200, "pass", False)
-        assert there.data.asked == there.data.ends == []
+        end_reply = await there.end(session, reward=1)
+        assert (end_reply.status, end_reply.body["outcome"], end_reply.body["train"]) == (
+            200,
+            "pass",
+            False,
+        )
+        assert there.data.requests == there.data.ends == []
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -84,10 +88,10 @@ async def test_an_agent_is_told_how_actions_are_written(alone: bool) -> None:
 def test_a_mistake_is_one_line_before_anything_is_loaded(
     arguments: list[str], message: str, dry: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as end_reply:
         main(["serve", *arguments, *dry])
     said = capsys.readouterr().err
-    assert (ended.value.code, said.count("\n")) == (2, 1)
+    assert (end_reply.value.code, said.count("\n")) == (2, 1)
     assert message in said
 
 

@@ -26,8 +26,8 @@ def test_a_dry_run_says_where_and_how_many(
 ) -> None:
     there = ("--set", f"run.dir={tmp_path / 'run'}")
     assert run("--dry-run", "--port", "8555", *there) == 0
-    told = capsys.readouterr().out
-    assert "[serve]:   port = 8555" in told
+    output = capsys.readouterr().out
+    assert "[serve]:   port = 8555" in output
     assert not (tmp_path / "run").exists()
 
 

@@ -1,15 +1,16 @@
-"""GUI actions as scripts for an Android device's shell: pure.
+"""Writes GUI actions as scripts for an Android device's shell, without input or output.
 
-    scripts_of   an action -> scripts, each run to its end before the next
-    finger_after, lift   where a button that is held keeps the finger, and its release
-    unwritten    characters of a text that `input text` cannot write
+    scripts_of    returns the scripts of an action; each is run to its end before the next one
+    finger_after  returns where the finger stays on the screen after an action
+    lift          returns the script that takes the finger off the screen
+    unwritten     returns the characters of a text that `input text` cannot write
 
-Text is quoted for the device's shell. `input text` itself reads `%s` as a blank, and has no escape
-for it: a text that holds `%s` is written in two pieces. It fails on characters that the virtual
-keyboard lacks; those are left out, unless the ADB Keyboard input method takes all text.
+Text is quoted for the device's shell. `input text` reads `%s` as a blank and has no escape for it, so that a
+text with `%s` is written in two pieces. It fails on characters that the virtual keyboard lacks; those are
+left out, unless the ADB Keyboard input method takes all text.
 
-A device has a finger in place of a pointer. Clicks with keys held, drags with another button than the
-left one, and keys that are held have no meaning there and do nothing.
+A device has a finger in place of a pointer. Clicks with modifier keys, drags with another button than the
+left one, and keys that stay down have no meaning on it and do nothing.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from envs.contract.actions import (
 from envs.tools.inputs import canonical
 
 SWIPE_MS = 400
-LONG_PRESS_MS = 800  # what a right click is
-NOTCH = 0.08  # of the screen's height or width, that a notch of the wheel scrolls
+LONG_PRESS_MS = 800  # a right click is a press of this length
+NOTCH = 0.08  # fraction of the screen's height or width that a notch of the wheel scrolls
 TEXT_CHUNK = 200  # characters in one `input text`
 MOST_POINTS = 40  # of a drag
 
@@ -51,19 +52,19 @@ KEYCODES = {
     **{chr(ord("a") + n): 29 + n for n in range(26)},
     **{f"f{n}": 130 + n for n in range(1, 13)},
 }  # fmt: skip
-"""android.view.KeyEvent, by our names; `home` is the device's button."""
+"""dart's name of a key -> code of android.view.KeyEvent; `home` is the device's button."""
 
 _PIECES = re.compile(r"\n|\t|[^\n\t]+")
 
 
 Finger = tuple[int, int] | None
-"""Where the finger is held on the screen; None: it is not."""
+"""The pixel where the finger touches the screen; None if it does not."""
 
 
 def scripts_of(
     action: Action, size: tuple[int, int], finger: Finger = None, *, adb_keyboard: bool
 ) -> list[str]:
-    """Return what performs `action` on a screen of `size`; nothing for an action without meaning on a device."""
+    """Return the scripts of `action` on a screen of `size`; [] for an action without meaning on a device."""
     match within(action, size):
         case Click(x=x, y=y, button="right", modifiers=()):
             return [_swipe((x, y), (x, y), LONG_PRESS_MS)]
@@ -88,7 +89,7 @@ def scripts_of(
 
 
 def finger_after(action: Action, size: tuple[int, int], finger: Finger) -> Finger:
-    """Where the finger is held after `action`."""
+    """Return where the finger touches the screen after `action`."""
     match within(action, size):
         case MouseDown(x=int(x), y=int(y), button="left"):
             return x, y
@@ -106,7 +107,7 @@ def lift(finger: tuple[int, int]) -> str:
 
 
 def _touch(action: Move | MouseDown | MouseUp, finger: Finger) -> list[str]:
-    """Return what puts the finger down at a point, moves it, or takes it up again."""
+    """Return the script that puts the finger down at a point, moves it, or takes it off the screen."""
     at = finger if action.x is None or action.y is None else (action.x, action.y)
     if at is None or (finger is None and not isinstance(action, MouseDown)):
         return []
@@ -118,11 +119,11 @@ def _touch(action: Move | MouseDown | MouseUp, finger: Finger) -> list[str]:
 
 def unwritten(text: str) -> str:
     """Return the characters, each once, that `input text` cannot write."""
-    lacking = (each for each in text if each not in "\n\t\r" and not _writable(each))
+    lacking = (char for char in text if char not in "\n\t\r" and not _is_writable(char))
     return "".join(dict.fromkeys(lacking))
 
 
-def _writable(character: str) -> bool:
+def _is_writable(character: str) -> bool:
     return character.isascii() and character.isprintable()
 
 
@@ -136,17 +137,17 @@ def _write(text: str, adb_keyboard: bool) -> Iterator[str]:
                 data = piece[start : start + TEXT_CHUNK].encode("utf-8", "replace")
                 yield f"am broadcast -a ADB_INPUT_B64 --es msg {base64.b64encode(data).decode()}"
             continue
-        written = "".join(filter(_writable, piece))
-        for part in re.split("(?<=%)(?=s)", written):
+        writable = "".join(filter(_is_writable, piece))
+        for part in re.split("(?<=%)(?=s)", writable):
             for start in range(0, len(part), TEXT_CHUNK):
                 chunk = part[start : start + TEXT_CHUNK]
                 yield f"input text {shlex.quote(chunk.replace(' ', '%s'))}"
 
 
 def _press(keys: Sequence[str]) -> list[str]:
-    """Return the command of one key, or of several together; none if one of them is unknown.
+    """Return the command for one key, or for several keys together; [] if one of them is unknown.
 
-    A capital letter is its key with shift.
+    A capital letter is the key of the letter with shift.
     """
     names = [canonical(key) for key in keys]
     if "shift" not in names and any("A" <= name <= "Z" for name in names):
@@ -161,14 +162,15 @@ def _press(keys: Sequence[str]) -> list[str]:
 def _drag(path: Sequence[tuple[int, int]]) -> str:
     if len(path) == 2:
         return _swipe(path[0], path[1], SWIPE_MS)
-    step = -(-len(path) // (MOST_POINTS - 1))
-    (first, *way), last = path[:-1:step], path[-1]
-    events = [("DOWN", first), *(("MOVE", point) for point in (*way, last)), ("UP", last)]
+    stride = -(-len(path) // (MOST_POINTS - 1))
+    (first, *way), last = path[:-1:stride], path[-1]
+    moves = [("MOVE", point) for point in (*way, last)]
+    events = [("DOWN", first), *moves, ("UP", last)]
     return "; ".join(f"input motionevent {event} {x} {y}" for event, (x, y) in events)
 
 
 def _scroll(at: tuple[int, int], dx: int, dy: int, size: tuple[int, int]) -> str:
-    """Return the finger moves the other way; it keeps off the edges, where system gestures begin."""
+    """Return a swipe in the opposite direction. It stays away from the edges, where system gestures begin."""
     ends = []
     for place, notches, side in zip(at, (dx, dy), size, strict=True):
         way = round(min(max(notches, -10), 10) * NOTCH * side)

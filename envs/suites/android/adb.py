@@ -1,10 +1,11 @@
-"""adb as a program: one device, commands with a deadline, screenshots; its view tree for an explorer.
+"""Runs adb for one device: commands with a deadline, screenshots, and the view tree for an explorer.
 
-find_adb       the program, or the install step
-AdbTransport   run(args, deadline_s) -> bytes, and methods built on it
-read_views     the tree as `uiautomator` dumps it; it waits until the screen is still, and fails where it never is
-nodes_of       its windows as nodes of envs.contract.elements
-focus_of       the package and the activity that has the focus
+find_adb       returns the program
+AdbTransport   runs commands with a deadline: run(args, deadline_s) -> bytes, and methods built on it
+read_views     returns the tree that `uiautomator` dumps; uiautomator waits until the screen is still, and
+               fails if it never is
+nodes_of       returns the windows in the tree as nodes of envs.contract.elements
+focus_of       returns the package and the activity that has the focus
 """
 
 from __future__ import annotations
@@ -29,33 +30,36 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _MOST_CHATTER = 4096  # bytes of warnings before a screenshot
 
 
-def find_adb(named: str = "") -> str:
-    """Return the program: `named`, or the first on PATH. Raises MissingPartError with the install step."""
-    found = shutil.which(Path(named or "adb").expanduser())
-    if found is None:
-        cure = "apt install adb, or set env.options.adb to its path"
-        raise MissingPartError(f"no adb at {named or 'any place of PATH'}: {cure}")
-    return found
+def find_adb(option: str = "") -> str:
+    """Return the program `option`, or the first adb on PATH.
+
+    Raises MissingPartError with the install step.
+    """
+    program = shutil.which(Path(option or "adb").expanduser())
+    if program is None:
+        fix = "apt install adb, or set env.options.adb to its path"
+        raise MissingPartError(f"no adb at {option or 'any place of PATH'}: {fix}")
+    return program
 
 
 class AdbTransport:
-    """One device, named by its `serial`; without one adb takes the only one there is.
+    """A device, named by its `serial`; without one adb takes the only device.
 
     Raises EnvError if adb or the device fails.
     """
 
     def __init__(self, adb: str, serial: str = "", *, deadline_s: float = 30.0) -> None:
         self.name = serial or "the device"
-        self._command = [adb, *(("-s", serial) if serial else ())]
+        self._command = [adb, "-s", serial] if serial else [adb]
         self._deadline_s = deadline_s
 
     def run(self, args: Sequence[str], deadline_s: float | None = None) -> bytes:
-        """Output of `adb ARGS...`. Raises EnvError if it fails or exceeds its deadline."""
+        """Return the output of `adb ARGS...`. Raises EnvError if it fails or exceeds its deadline."""
         seconds = self._deadline_s if deadline_s is None else deadline_s
         what = " ".join(args)[:80]
         try:
-            # A session of its own: a hung adb is killed with whatever it started, but for its
-            # server, which is all slots' and detaches itself.
+            # In its own session, an adb that hangs is killed with its children, except for adb's server,
+            # which all slots share and which detaches itself.
             process = subprocess.Popen(
                 [*self._command, *args],
                 stdin=subprocess.DEVNULL,
@@ -72,16 +76,16 @@ class AdbTransport:
         finally:
             _end(process)
         if process.returncode != 0:
-            said = (errors.strip() or output.strip()).decode("utf-8", "replace")
-            line = said.rpartition("\n")[2][:200] or "nothing"
+            text = (errors.strip() or output.strip()).decode("utf-8", "replace")
+            line = text.rpartition("\n")[2][:200] or "nothing"
             raise EnvError(f"{self.name}: adb {what}: exit code {process.returncode}: {line}")
         return output
 
     def shell(self, command: str | Sequence[str], deadline_s: float | None = None) -> str:
-        """Output of a command on the device. A list reaches its program word by word.
+        """Return the output of a command on the device. A text is a script for the device's shell.
 
-        adb joins its arguments with blanks, and the device's shell reads the whole: here the words
-        of a list are quoted for that shell. A text is a script for it.
+        adb joins its arguments with blanks, and the device's shell reads the whole. The words of a list are
+        quoted for that shell, so that they arrive as separate arguments.
         """
         script = command if isinstance(command, str) else shlex.join(command)
         return self.run(["shell", script], deadline_s).decode("utf-8", "replace")
@@ -92,12 +96,12 @@ class AdbTransport:
         output = self.run(["exec-out", "screencap", "-p"])
         start = output.find(_PNG, 0, _MOST_CHATTER)  # devices with several displays warn first
         if start < 0:
-            said = " ".join(output[:200].decode("utf-8", "replace").split())
-            raise EnvError(f"{self.name}: screencap gave no PNG: {said or 'nothing'}")
+            text = " ".join(output[:200].decode("utf-8", "replace").split())
+            raise EnvError(f"{self.name}: screencap gave no PNG: {text or 'nothing'}")
         return output[start:]
 
     def wait_ready(self, deadline_s: float) -> None:
-        """Return when the device has booted. Raises EnvError after `deadline_s`."""
+        """Wait until the device has booted. Raises EnvError after `deadline_s`."""
         until, last = time.monotonic() + deadline_s, "it is booting"
         while (left_s := until - time.monotonic()) > 0:
             try:
@@ -110,7 +114,7 @@ class AdbTransport:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the rest of its processes, and close its pipes."""
+    """Kill a process with the others of its session, if it still runs, and close its pipes."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -131,13 +135,13 @@ _WINDOW = re.compile(r" ([\w.]+)/([\w.$]+)\}")
 
 def read_views(device: AdbTransport) -> ET.Element:
     """Return the view tree of the present screen. Raises EnvError."""
-    said = device.shell(_DUMP)[:MOST_CHARS]
-    start, end = said.find("<hierarchy"), said.rfind("</hierarchy>")
+    output = device.shell(_DUMP)[:MOST_CHARS]
+    start, end = output.find("<hierarchy"), output.rfind("</hierarchy>")
     if start < 0 or end < 0:
-        told = " ".join(said[-200:].split())
-        raise EnvError(f"{device.name}: uiautomator gave no view tree: {told or 'nothing'}")
-    xml = said[start : end + len("</hierarchy>")]
-    if "<!DOCTYPE" in xml or "<!ENTITY" in xml:  # a device is not trusted: entities may grow
+        excerpt = " ".join(output[-200:].split())
+        raise EnvError(f"{device.name}: uiautomator gave no view tree: {excerpt or 'nothing'}")
+    xml = output[start : end + len("</hierarchy>")]
+    if "<!DOCTYPE" in xml or "<!ENTITY" in xml:  # a device is not trusted: entities may expand
         raise EnvError(f"{device.name}: its view tree has a document type, which no device writes")
     try:
         return ET.fromstring(xml)  # noqa: S314 - without a document type it is only text
@@ -146,28 +150,28 @@ def read_views(device: AdbTransport) -> ET.Element:
 
 
 def focus_of(device: AdbTransport, views: ET.Element) -> str:
-    """Return the package and activity of the window that has the focus, else the package of the views."""
-    found = _WINDOW.search(device.shell(f"{_FOCUS} || true"))
-    if found is not None:
-        package, activity = found[1], found[2]
+    """Return `PACKAGE/ACTIVITY` of the window with the focus; the package of the views if there is none."""
+    match = _WINDOW.search(device.shell(f"{_FOCUS} || true"))
+    if match is not None:
+        package, activity = match[1], match[2]
         return f"{package}/{activity.removeprefix(package)}"
-    return next((each.get("package", "") for each in views.iter("node")), "")
+    return next((view.get("package", "") for view in views.iter("node")), "")
 
 
 def nodes_of(views: ET.Element, width: int, height: int) -> list[Node]:
-    """Return the windows of a screen of `width` x `height` pixels; one above another comes later."""
-    return [_node(each, (0, 0, width, height)) for each in views.findall("node")]
+    """Return the windows of a screen of `width` x `height` pixels, the lowest first."""
+    return [_node(view, (0, 0, width, height)) for view in views.findall("node")]
 
 
 def _node(view: ET.Element, frame: Box, *, listed: bool = False) -> Node:
     role = view.get("class", "").rpartition(".")[2]
     box = _box(view, frame)
     acts = _operations(view, role) if box and _is(view, "enabled") else ()
-    children = [_node(each, box or frame, listed=role in LISTS) for each in view.findall("node")]
+    children = [_node(child, box or frame, listed=role in LISTS) for child in view.findall("node")]
     texts = (view.get("content-desc"), view.get("text"), view.get("hint"))
-    name = next((each.strip() for each in texts if each and each.strip()), "")
+    name = next((text.strip() for text in texts if text and text.strip()), "")
     if acts and not name and "scroll" not in acts:
-        name = next((each.name for each in _all(children) if each.name), "")
+        name = next((child.name for child in _all(children) if child.name), "")
     shows = bool(name) or role in ("ImageView", "CheckBox", "Switch", "ProgressBar")
     return Node(
         role=role if acts or shows else "",
@@ -203,11 +207,11 @@ def _is(view: ET.Element, name: str) -> bool:
 
 
 def _box(view: ET.Element, frame: Box) -> Box | None:
-    """Return the part within `frame`; None if there is none."""
-    found = _BOUNDS.fullmatch(view.get("bounds", ""))
-    if found is None:
+    """Return the part of a view's box within `frame`; None if there is none."""
+    match = _BOUNDS.fullmatch(view.get("bounds", ""))
+    if match is None:
         return None
-    left, top, right, bottom = (int(each) for each in found.groups())
+    left, top, right, bottom = map(int, match.groups())
     left, top = max(left, frame[0]), max(top, frame[1])
     right, bottom = min(right, frame[2]), min(bottom, frame[3])
     return (left, top, right, bottom) if left < right and top < bottom else None

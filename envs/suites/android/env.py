@@ -1,11 +1,12 @@
 """Suite `android`: task files played on devices over adb. Experimental.
 
-AndroidEnv     plays them on one device
-AndroidSuite   a folder of task files; the one that ships, tasks/, holds a few that any recent Android can play
+AndroidEnv     plays task files on one device
+AndroidSuite   the suite of a folder; the one that ships, tasks/, has a few tasks that any recent Android can
+               play
 
-Set-up steps and evaluators are commands of the device's shell (`settings`, `dumpsys`, `am`). A
-device is not a virtual machine: unless `snapshot` names an emulator's, the changes of an episode
-stay, except those that the next task's set-up undoes.
+Set-up steps and evaluators are commands of the device's shell (`settings`, `dumpsys`, `am`). A device is not
+a virtual machine: unless `snapshot` names a snapshot of an emulator, changes that an episode makes stay,
+except those that the next task's set-up undoes.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ ADB_KEYBOARD = "com.android.adbkeyboard"
 
 
 class AndroidEnv:
-    """Plays task files on one device. See envs.contract.base.GuiEnv for the contract."""
+    """An environment that plays task files on one device. See envs.contract.base.GuiEnv for the contract."""
 
-    evaluate_acts = True  # by `postconfig`; reset itself checks whether a task is solved already
+    # `postconfig` may act before an evaluation. Reset itself checks whether a task is solved already.
+    evaluate_acts = True
 
     def __init__(
         self,
@@ -79,8 +81,8 @@ class AndroidEnv:
         self._adb_keyboard = False
         self._finger: Finger = None
         self._last: Action | None = None
-        self._verdict: Verdict | None = None  # on the present state, once evaluated
-        self._views: tuple[str, list[Node]] | None = None  # of the present screen, once asked for
+        self._verdict: Verdict | None = None  # on the present state, once it was evaluated
+        self._views: tuple[str, list[Node]] | None = None  # of the present screen, once it was read
         self._over = True
 
     def reset(
@@ -119,7 +121,7 @@ class AndroidEnv:
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Perform the action and give the device `pause_s` to react. Raises EnvError.
 
-        `info["unwritten"]` holds the characters of a text that the device has no key for.
+        `info["unwritten"]` has the characters of a text that have no key on the device.
         """
         device, _ = self._playing()
         if self._over:
@@ -130,7 +132,9 @@ class AndroidEnv:
             if lacking:
                 logger.warning(
                     "%s: %d characters were not written; install %s and make it the input method",
-                    *(device.name, len(lacking), ADB_KEYBOARD),
+                    device.name,
+                    len(lacking),
+                    ADB_KEYBOARD,
                 )
         try:
             scripts = scripts_of(action, self._size, self._finger, adb_keyboard=self._adb_keyboard)
@@ -149,19 +153,22 @@ class AndroidEnv:
         return observation, reward, self._over, False, {"unwritten": lacking}
 
     def evaluate(self) -> Verdict:
-        """Run the task file's evaluator, once for each state: it may change the state."""
+        """Run the task file's evaluator, only once for each state, since it may change the state."""
         if self._device is None or self._file is None:
             return Verdict("invalid", "no episode is being played, or its device broke")
         if self._verdict is None:
-            self._verdict = self._judge(self._device, self._file.evaluator)
+            self._verdict = self._evaluate(self._device, self._file.evaluator)
         return self._verdict
 
     def elements(self) -> list[Element]:
-        """Return the views that can be seen and reached (envs.contract.elements.Explorable). Raises EnvError."""
+        """Return the views that can be seen and reached (envs.contract.elements.Explorable).
+
+        Raises EnvError.
+        """
         return elements_of(self._read()[1])
 
     def state(self) -> ScreenState:
-        """Which screen is shown: the activity and the skeleton of its views. Raises EnvError."""
+        """Return the state of the screen: the activity and the skeleton of its views. Raises EnvError."""
         return state_of(*self._read())
 
     def close(self) -> None:
@@ -171,7 +178,7 @@ class AndroidEnv:
         if serial is not None:
             self._serials.give_back(serial)
 
-    def _judge(self, device: AdbTransport, evaluator: Evaluator) -> Verdict:
+    def _evaluate(self, device: AdbTransport, evaluator: Evaluator) -> Verdict:
         verdict = claimed(evaluator, self._last)
         if verdict is not None:
             return verdict
@@ -189,7 +196,7 @@ class AndroidEnv:
         return self._device, self._file
 
     def _read(self) -> tuple[str, list[Node]]:
-        """Route and views, read once for each screen. Raises EnvError."""
+        """Return (route, views), read once for each screen. Raises EnvError."""
         device, _ = self._playing()
         if self._views is None:
             views = read_views(device)
@@ -199,10 +206,8 @@ class AndroidEnv:
     def _observe(self, device: AdbTransport) -> Observation:
         observation = observe(device.screenshot(), self._encoding)
         self._views = None
-        self._size = (
-            observation.width,
-            observation.height,
-        )  # it changes when the device is rotated
+        # The size changes when the device is rotated.
+        self._size = (observation.width, observation.height)
         return observation
 
 
@@ -213,16 +218,16 @@ def check_file(file: TaskFile) -> None:
     """Raise TaskError for steps and functions that are not supported on a device."""
     evaluator = file.evaluator
     for step in (*file.config, *evaluator.postconfig):
-        wants = {"adb_shell": "command", "sleep": "seconds", "launch_app": "package"}
-        if wants.get(step.type) not in step.parameters:
-            known = ", ".join(f"{kind} ({field})" for kind, field in wants.items())
-            raise TaskError(f"{file.path}: set-up step {step.type!r} must be one of {known}")
+        fields = {"adb_shell": "command", "sleep": "seconds", "launch_app": "package"}
+        if fields.get(step.type) not in step.parameters:
+            kinds = ", ".join(f"{kind} ({field})" for kind, field in fields.items())
+            raise TaskError(f"{file.path}: set-up step {step.type!r} must be one of {kinds}")
     if evaluator.infeasible:
         return
     for check in evaluator.checks:
         if check.func not in METRICS or check.options:
-            known = ", ".join(METRICS)
-            raise TaskError(f"{file.path}: evaluator.func {check.func!r} must be one of {known}")
+            names = ", ".join(METRICS)
+            raise TaskError(f"{file.path}: evaluator.func {check.func!r} must be one of {names}")
         for getter, kind, key in (
             (check.result, "adb_shell", "command"),
             (check.expected, "rule", "rules"),
@@ -255,19 +260,19 @@ def _score(check: Check, device: AdbTransport) -> float:
     assert check.result is not None
     assert check.expected is not None
     try:
-        seen = _seen(check.result, device)
-        return METRICS[check.func](seen, check.expected.parameters["rules"])
+        output = _output_of(check.result, device)
+        return METRICS[check.func](output, check.expected.parameters["rules"])
     except (AttributeError, KeyError, TypeError) as error:
         raise EnvError(f"evaluator {check.func}: {type(error).__name__}: {error}") from error
 
 
-def _seen(getter: Getter, device: AdbTransport) -> str:
-    """Return the command's output, without surrounding white space."""
+def _output_of(getter: Getter, device: AdbTransport) -> str:
+    """Return the output of a getter's command, without surrounding white space."""
     return device.shell(getter.parameters["command"]).strip()
 
 
 class AndroidSuite:
-    """Task files of one folder, played on devices."""
+    """The task files of one folder, which are played on devices."""
 
     def __init__(self, folder: str | Path = "", *, name: str = "android") -> None:
         self.name = name
@@ -280,8 +285,8 @@ class AndroidSuite:
                 self._files[f"{name}/{file.id}"] = file
             except TaskError as error:
                 errors.append(error)
-        for each in errors:
-            logger.error("left out: %s", each)
+        for problem in errors:
+            logger.error("left out: %s", problem)
         self.tasks: Mapping[str, Task] = {
             task_id: file.task(name) for task_id, file in self._files.items()
         }
@@ -298,12 +303,11 @@ class AndroidSuite:
         encoding: ImageEncoding = "png",
         deadline_s: Seconds = 30.0,
     ) -> AndroidEnv:
-        """Return an environment with a device of its own, which the first reset asks for.
+        """Return an environment with its own device, to which the first reset connects. Raises TaskError.
 
-        `serial` names the device as `adb devices` does (a list: one for each slot; empty: the only
-        one there is), `adb` the program, `snapshot` the emulator's snapshot that each reset restores.
-        `pause_s` is the time a device gets to react to an action, `deadline_s` the longest time of
-        one command. Raises TaskError.
+        `serial` names the device as `adb devices` does (a list: one for each slot; empty: the only device),
+        `adb` the program, `snapshot` the emulator's snapshot that each reset restores. A device has `pause_s`
+        to react to an action, and a command may take `deadline_s`.
         """
         return AndroidEnv(
             self.name,
@@ -317,5 +321,5 @@ class AndroidSuite:
         )
 
     def check_parts(self, *, adb: str = "", **_: object) -> None:
-        """Raise MissingPartError where adb is not installed."""
+        """Raise MissingPartError if adb is not installed."""
         find_adb(adb)

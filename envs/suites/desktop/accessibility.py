@@ -1,8 +1,8 @@
 """The accessibility tree of a desktop: what applications report to a screen reader about their widgets.
 
-has_accessibility   whether it can be read on this host
-read_widgets        the widgets of one desktop
-outline_of          those on its screen as text, for a policy
+has_accessibility   returns whether the tree can be read on this host
+read_widgets        returns the widgets of one desktop
+outline_of          returns the widgets on the screen as text, for a policy
 
 Applications report it through AT-SPI on the desktop's own message bus, and only if the desktop was
 started with `accessible`: it costs them time.
@@ -31,19 +31,19 @@ _READER = Path(__file__).with_name("atspi.py")
 
 
 def has_accessibility() -> bool:
-    """Whether PACKAGES are installed."""
+    """Return True if PACKAGES are installed."""
     typelibs = Path("/usr/lib").glob("*/girepository-1.0/Atspi-2.0.typelib")
-    return all(Path(each).exists() for each in (_PYTHON, _LAUNCHER, _BINDINGS)) and any(typelibs)
+    return all(Path(path).exists() for path in (_PYTHON, _LAUNCHER, _BINDINGS)) and any(typelibs)
 
 
 def read_widgets(desktop: Desktop) -> list[dict[str, Any]]:
-    """Role, name, text, states and box of each widget, depth first. Raises EnvError."""
-    said = desktop.run("atspi", [_PYTHON, "-W", "ignore", "-c", _READER.read_text("utf-8")])
+    """Return role, name, text, states and box of each widget, depth first. Raises EnvError."""
+    output = desktop.run("atspi", [_PYTHON, "-W", "ignore", "-c", _READER.read_text("utf-8")])
     try:
-        widgets: list[dict[str, Any]] = json.loads(said.splitlines()[-1])
+        widgets: list[dict[str, Any]] = json.loads(output.splitlines()[-1])
     except (ValueError, IndexError) as error:
         raise EnvError(
-            f"the accessibility tree cannot be read ({error}); its reader wrote {said[-200:]!r}; "
+            f"the accessibility tree cannot be read ({error}); its reader wrote {output[-200:]!r}; "
             f"is {', '.join(PACKAGES)} installed as Debian has it?"
         ) from error
     return in_place(widgets)
@@ -51,9 +51,9 @@ def read_widgets(desktop: Desktop) -> list[dict[str, Any]]:
 
 def outline_of(widgets: Iterable[Mapping[str, Any]]) -> str:
     """Return a line for each widget of `read_widgets` on the screen that has a name or a text."""
-    showing = (each for each in widgets if each["showing"] and each["box"])
+    showing = (widget for widget in widgets if widget["showing"] and widget["box"])
     return outline(
-        Widget(each["role"], each["name"] or "", each["text"] or "", tuple(each["box"]))
-        for each in showing
-        if min(each["box"][2:]) > 0
+        Widget(widget["role"], widget["name"] or "", widget["text"] or "", tuple(widget["box"]))
+        for widget in showing
+        if min(widget["box"][2:]) > 0
     )

@@ -1,7 +1,7 @@
 """Writes the widgets of all windows of a desktop, as AT-SPI reports them, as a JSON list.
 
-Passed as source text to Debian's own python3 in a desktop (packages python3-gi, gir1.2-atspi-2.0):
-the user of the desktop need not be able to read this file. See envs/suites/desktop/accessibility.py.
+envs/suites/desktop/accessibility.py passes this file as source text to Debian's own python3 in a desktop
+(packages python3-gi, gir1.2-atspi-2.0), since the desktop's user may not be able to read it.
 """
 
 import json
@@ -29,9 +29,9 @@ STATES = (
 
 
 def describe(widget: Any, depth: int) -> dict[str, Any]:
-    """One widget: role, name, text, depth in the tree, states, and its box on the screen.
+    """Return role, name, text, depth in the tree, states and box of a widget.
 
-    The box is in pixels; None for no place.
+    The box is [left, top, width, height] on the screen in pixels, None for a widget without a place.
     """
     states, text = widget.get_state_set(), widget.get_text_iface()
     component = widget.get_component_iface()
@@ -47,19 +47,19 @@ def describe(widget: Any, depth: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Depth first; a widget that closes meanwhile is left out."""
-    found: list[dict[str, Any]] = []
+    """Write the widgets, depth first, to stdout. A widget that closes meanwhile is left out."""
+    widgets: list[dict[str, Any]] = []
     waiting = [(Atspi.get_desktop(0), 0)]
-    while waiting and len(found) < MOST_WIDGETS:
+    while waiting and len(widgets) < MOST_WIDGETS:
         widget, depth = waiting.pop()
         try:
-            found.append(describe(widget, depth))
+            widgets.append(describe(widget, depth))
             count = min(widget.get_child_count(), MOST_CHILDREN)
             children = [widget.get_child_at_index(at) for at in reversed(range(count))]
         except GLib.Error:
             continue
         waiting += [(child, depth + 1) for child in children if child is not None]
-    json.dump(found, sys.stdout)
+    json.dump(widgets, sys.stdout)
 
 
 main()

@@ -1,10 +1,10 @@
-"""One desktop: a virtual display with a window manager, a message bus and a HOME of its own.
+"""One desktop: a virtual display with its own window manager, message bus and HOME.
 
-    Desktop    started completely, used by one thread, removed completely
+    Desktop    a desktop, which is started as a whole, used by one thread, and removed as a whole
     Settings   its size, limits, user and deadlines
 
-Nothing outlives an episode: each has its own desktop, which takes a third of a second to start,
-besides the applications. Its processes belong to a keeper (envs/suites/desktop/keeper.py).
+Nothing outlives an episode: each has its own desktop, which starts in a third of a second, without the
+applications. A keeper starts and ends the processes of a desktop (envs/suites/desktop/keeper.py).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ logger = logging.getLogger(__name__)
 
 BACKGROUND = 0x3B5268
 POLL_S = 0.005
-SAY_S = 0.5  # that the keeper may take to report what ended
-KEEPER_S = 30.0  # that the keeper may take to end everything, on a busy host
-DYING_S = 2.0  # that its children may take to die if the keeper was killed
+REPORT_S = 0.5  # seconds that the keeper may take to report what ended
+KEEPER_S = 30.0  # seconds that the keeper may take to end everything, on a busy host
+DYING_S = 2.0  # seconds that its children may take to die if the keeper was killed
 SLACK_S = 1.0  # added to the deadline around a wait that has its own deadline and a better message
 
 _KEEPER = Path(__file__).with_name("keeper.py")
@@ -60,17 +60,18 @@ class Settings:
 
     width: int = 1280  # pixels
     height: int = 720
-    user: str = "nobody"  # user that its programs run as if we are root
-    memory_mb: int = 2048  # that all its programs may use, without files they map
-    processes: int = 64
+    user: str = "nobody"  # runs the programs, if this process runs as root
+    memory_mb: int = 2048  # most memory of all its programs, without files that they map
+    processes: int = 64  # most processes
     deadline_s: float = 20.0  # of each wait
 
 
 class Desktop:
-    """A running desktop. Raises EnvError if it cannot be started, and from any method once it broke.
+    """A running desktop.
 
-    `fill` puts the episode's files into HOME before anything starts. `accessible`: applications
-    report their widgets (envs/suites/desktop/accessibility.py).
+    `fill` writes the episode's files into HOME before a program starts. With `accessible`, applications
+    report their widgets (envs/suites/desktop/accessibility.py). Raises EnvError if it cannot be started, and
+    from all methods once it broke.
     """
 
     def __init__(
@@ -84,12 +85,12 @@ class Desktop:
         remove_stale_folders()
         self.settings = settings
         self._accessible = accessible
-        self._over = ""
+        self._over = ""  # why the desktop is over
         self._closing = threading.Lock()
         self._closed = False
-        self._rest = b""
-        self._said: list[dict[str, Any]] = []
-        self._crashed = ""
+        self._rest = b""  # a message of the keeper that is not complete yet
+        self._events: list[dict[str, Any]] = []  # from the keeper, not handled yet
+        self._crashed = ""  # which application crashed, and how
         self._number: int | None = None  # of the display
         self._running: dict[int, str] = {}  # applications by process id
         self._serving: list[int] = []  # process ids of the vital programs
@@ -114,27 +115,27 @@ class Desktop:
 
     @property
     def pid(self) -> int:
-        """Process id of its keeper."""
+        """The process id of the keeper."""
         return self._keeper.pid
 
     @property
     def socket(self) -> Path:
-        """Where its X server listens."""
+        """The socket where the X server listens."""
         assert self._number is not None, "a desktop that is up has a display"
         return display_socket(self._number)
 
     @property
     def applications(self) -> list[str]:
-        """Names of the applications that run."""
+        """The names of the applications that run."""
         self.check()
         return list(self._running.values())
 
     def launch(self, name: str, command: Sequence[str]) -> int:
-        """Start an application; its process id. Raises EnvError."""
+        """Start an application and return its process id. Raises EnvError."""
         return self._start(name, command)
 
     def run(self, name: str, command: Sequence[str]) -> str:
-        """Run a program to its end and return its output. Raises EnvError, also if it fails."""
+        """Run a program to its end and return its output. Raises EnvError, also if the program fails."""
         log = self.folder / f"{name}.log"
         before = log.stat().st_size if log.exists() else 0
         with self.bounded(f"running {name}"):
@@ -144,22 +145,22 @@ class Desktop:
         return log.read_bytes()[before:].decode(errors="replace")
 
     def busy(self) -> int:
-        """Return a number that changes only while an application computes; its value means nothing else."""
-        started = (child for pid in self._running for child in children(pid))
-        return sum(map(ticks, (*self._running, *self._serving, *started)))
+        """Return a number that changes only while an application computes; its value has no other meaning."""
+        child_pids = (child for pid in self._running for child in children(pid))
+        return sum(map(ticks, (*self._running, *self._serving, *child_pids)))
 
     def check(self) -> None:
         """Raise EnvError if the desktop is over, or an application crashed."""
         self._listen(0.0)
-        self._said.clear()
+        self._events.clear()
         if self._over or self._crashed:
             raise EnvError(self._over or self._crashed)
 
     @contextmanager
     def bounded(self, what: str, times: float = 1.0) -> Iterator[None]:
-        """End the desktop if the body takes longer than the deadline, so that a hanging call returns.
+        """End the desktop if the block takes longer than the deadline, so that a call that hangs returns.
 
-        `times` multiplies the deadline, if the body waits for more than one thing.
+        `times` multiplies the deadline if the block waits for several things.
         """
         deadline_s = times * self.settings.deadline_s + SLACK_S
         timer = threading.Timer(deadline_s, self._give_up, (f"{what} took {deadline_s:g} s",))
@@ -168,7 +169,7 @@ class Desktop:
         try:
             yield
         except EnvError as error:
-            self._listen(SAY_S)  # the keeper's report is better than a lost connection
+            self._listen(REPORT_S)  # the keeper's report is a better message than a lost connection
             self.check()
             raise EnvError(f"{what}: {error}") from error
         finally:
@@ -176,11 +177,11 @@ class Desktop:
         if self._over:
             raise EnvError(self._over)
 
-    def wait_for(self, done: Callable[[], bool], otherwise: str, times: float = 1.0) -> None:
-        """Wait until `done()`. Raises EnvError after the deadline, and if the desktop broke."""
+    def wait_for(self, is_done: Callable[[], bool], otherwise: str, times: float = 1.0) -> None:
+        """Wait until `is_done()`. Raises EnvError after the deadline, and if the desktop broke."""
         deadline_s = times * self.settings.deadline_s
         until = time.monotonic() + deadline_s
-        while not done():
+        while not is_done():
             self.check()
             if time.monotonic() > until:
                 raise EnvError(f"{otherwise} in {deadline_s:g} s")
@@ -210,7 +211,7 @@ class Desktop:
             killed = keeper.returncode != 0
             if self._number is not None:
                 remove_display(self._number, DYING_S if killed else 0.0)
-            if killed:  # it could not clean up
+            if killed:  # the keeper could not clean up
                 remove_folder(self.folder)
             os.close(self._lock)
 
@@ -255,7 +256,7 @@ class Desktop:
         self._start("dbus-daemon", ["dbus-daemon", "--session", "--nofork", "--nopidfile", address])
         self._start("openbox", ["openbox", "--sm-disable"])
         self.screen = Framebuffer(self.folder / "screen")
-        # The wait for other desktops that connect comes before the deadline.
+        # Other desktops may connect first; the deadline begins after that wait.
         longest_s = 2 * (self.settings.deadline_s + SLACK_S)
         with connecting(longest_s), self.bounded("connecting to the X server"):
             self.display = Display(number, authority)
@@ -280,9 +281,9 @@ class Desktop:
         """Return the next event that has `key`. Raises EnvError if it does not come."""
         until = time.monotonic() + self.settings.deadline_s
         while True:
-            for event in self._said:
+            for event in self._events:
                 if key in event:
-                    self._said.remove(event)
+                    self._events.remove(event)
                     return event
             left_s = until - time.monotonic()
             if left_s <= 0:
@@ -292,7 +293,7 @@ class Desktop:
             self._listen(left_s)
 
     def _listen(self, seconds: float) -> None:
-        """Process the keeper's messages, waiting up to that long for the first."""
+        """Handle the keeper's messages; wait up to `seconds` for the first one."""
         pipe = _pipe(self._keeper.stdout)
         if pipe.closed:
             self._over = self._over or "the desktop is closed"
@@ -318,14 +319,14 @@ class Desktop:
         else:
             if event.get("started", SERVER) not in _VITAL:
                 self._running[event["pid"]] = event["started"]
-            self._said.append(event)
+            self._events.append(event)
 
     def _give_up(self, why: str) -> None:
         self._over = self._over or why
         self._hang_up()
 
     def _hang_up(self) -> None:
-        """Close the keeper's input: it then ends everything."""
+        """Close the keeper's input, whereupon it ends everything."""
         with suppress(OSError):
             _pipe(self._keeper.stdin).close()
 

@@ -1,8 +1,8 @@
 """DesktopEnv: plays task files on real applications, each episode on a fresh desktop.
 
-The evaluator looks at files, settings and the clipboard, never at the screen. If something broke,
-an application crashed or a deadline passed, EnvError is raised and the episode is invalid; the next
-reset starts a new desktop, after a pause that grows while desktops fail to start.
+The evaluator reads files, settings and the clipboard, never the screen. If an application crashes, a deadline
+passes or anything else breaks, EnvError is raised and the episode is invalid. The next reset starts a new
+desktop, after a pause that grows while desktops fail to start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from envs.contract.options import ImageEncoding
 from envs.suites.desktop.accessibility import outline_of, read_widgets
 from envs.suites.desktop.desktop import Desktop, Settings
 from envs.suites.desktop.draws import draw, fill
-from envs.suites.desktop.getters import judge
+from envs.suites.desktop.getters import evaluate
 from envs.suites.desktop.host_resources import DesktopNumber, find_programs
 from envs.suites.desktop.screen import encode
 from envs.suites.desktop.session import PROGRAMS, DesktopSession, check_step
@@ -31,13 +31,14 @@ from envs.tools.taskfile import Check, Evaluator, Getter, NearMiss, SetupStep, T
 logger = logging.getLogger(__name__)
 
 BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds before the start of a desktop, by how many in a row before it broke."""
+"""Seconds before the start of a desktop, after 0, 1, 2, ... desktops in a row that broke."""
 
 
 class DesktopEnv:
-    """Plays the tasks of one suite. See envs.contract.base.GuiEnv for the contract."""
+    """An environment that plays the tasks of one suite. See envs.contract.base.GuiEnv for the contract."""
 
-    evaluate_acts = True  # by `postconfig`; reset itself checks whether a task is solved already
+    # `postconfig` may act before an evaluation. Reset itself checks whether a task is solved already.
+    evaluate_acts = True
 
     def __init__(
         self,
@@ -48,7 +49,10 @@ class DesktopEnv:
         settle_s: float,
         observe: Sequence[ObservedKind] = (),
     ) -> None:
-        """`observe`: with `accessibility`, observations have the widgets as text."""
+        """Prepare to play `tasks`.
+
+        If `observe` has `accessibility`, observations have the widgets as text.
+        """
         self._tasks = tasks  # by the id of envs.contract.base.Task
         self._settings = settings
         self._encoding: ImageEncoding = encoding
@@ -58,16 +62,15 @@ class DesktopEnv:
         self._session: DesktopSession | None = None
         self._task: TaskFile | None = None
         self._steps = 0
-        self._free = False  # no limit ends the episode
-        self._script: int | None = (
-            0  # actions of the solution followed so far; None: departed from it
-        )
+        self._free = False  # whether no limit ends the episode
+        # Number of actions that followed the solution; None after another action.
+        self._script: int | None = 0
         self._last: Action | None = None
         self._reported: list[dict[str, Any]] | None = None  # the widgets of the present screen
-        self._screen: Observation | None = None  # the present one
+        self._screen: Observation | None = None  # the present screen
         self._over = False
         self._verdict: Verdict | None = None
-        self._breaks = 0  # in a row
+        self._breaks = 0  # desktops in a row that broke
         self._closed = False
 
     def reset(
@@ -86,7 +89,7 @@ class DesktopEnv:
             observation, instruction = self._begin(task, 0 if seed is None else seed)
         except TaskError as error:
             self._drop()
-            self._breaks -= 1  # of the file, not of the desktop
+            self._breaks -= 1  # the file is wrong, the desktop did not break
             raise TaskError(f"{task.path}: {error}") from error
         except BaseException:
             self._drop()
@@ -114,17 +117,17 @@ class DesktopEnv:
         return self._observe(pixels), reward, over, truncated, {}
 
     def evaluate(self) -> Verdict:
-        """Judge files and settings as they are.
+        """Return the verdict on the present files and settings.
 
-        A task that cannot be done passes by the action `fail` alone. If a task has steps to perform
-        before it is judged (`postconfig`), the episode is over afterwards.
+        A task that cannot be done passes only by the action `fail`. If a task has steps to perform before its
+        evaluation (`postconfig`), the episode is over afterwards.
         """
         if self._session is None or self._task is None:
             return Verdict("invalid", "no episode is being played, or its desktop broke")
         if self._verdict is not None:
             return self._verdict
         try:
-            verdict = self._judge(self._session, self._task)
+            verdict = self._evaluate(self._session, self._task)
         except (EnvError, TaskError) as error:
             verdict = Verdict("invalid", f"the evaluator broke: {error}")
         except Exception as error:
@@ -138,7 +141,7 @@ class DesktopEnv:
     def oracle_action(self) -> Action:
         """Return the next action of the task's scripted solution.
 
-        Raises NoOracleError if it has none, EnvError if other actions have been played.
+        Raises NoOracleError if there is none, EnvError if other actions have been played.
         """
         _, task = self._playing()
         if not task.solution:
@@ -148,24 +151,24 @@ class DesktopEnv:
         return task.solution[self._script]
 
     def elements(self) -> list[Element]:
-        """Return what can be seen and reached (envs.contract.elements.Explorable): widgets, or the cells of a grid.
+        """Return the widgets that can be seen and reached (envs.contract.elements.Explorable).
 
-        Raises EnvError; one made without `observe=("accessibility",)` cannot tell.
+        Raises EnvError, also if the environment was made without `observe=("accessibility",)`.
         """
-        return elements_from(*self._told())
+        return elements_from(*self._widgets_and_screen())
 
     def state(self) -> ScreenState:
-        """Which screen is shown: the windows and their skeletons. Raises EnvError as `elements`."""
-        return state_from(*self._told())
+        """Return the state of the screen: its windows and their skeletons. Raises EnvError as `elements`."""
+        return state_from(*self._widgets_and_screen())
 
     @property
     def task(self) -> TaskFile:
-        """The instance in play. Raises EnvError."""
+        """The task in play, filled in for its seed. Raises EnvError."""
         return self._playing()[1]
 
     @property
     def desktop(self) -> Desktop:
-        """The desktop it is played on. Raises EnvError."""
+        """The desktop of the episode. Raises EnvError."""
         return self._playing()[0].desktop
 
     def close(self) -> None:
@@ -175,7 +178,7 @@ class DesktopEnv:
         self._desktop_number.leave()
 
     def _begin(self, file: TaskFile, seed: int) -> tuple[Observation, str]:
-        """Set the task up; the first screen and the instruction."""
+        """Set the task up and return (first screen, instruction)."""
         task = filled(file, seed)
         for step in (*task.config, *task.evaluator.postconfig):
             check_step(step)
@@ -192,21 +195,21 @@ class DesktopEnv:
         self._refuse_solved(session, task)
         return self._observe(session.look(0.0)), task.instruction  # set-up has settled
 
-    def _judge(self, session: DesktopSession, task: TaskFile) -> Verdict:
+    def _evaluate(self, session: DesktopSession, task: TaskFile) -> Verdict:
         verdict = claimed(task.evaluator, self._last)
         if verdict is not None:
             return verdict
         if task.evaluator.postconfig:
-            session.release()  # its own keys come next
+            session.release()  # `postconfig` may press keys
         session.look()
         session.arrange(task.evaluator.postconfig)
-        said = self._last.text if isinstance(self._last, Answer) else None
-        return judge(task.evaluator, session.scene(said))
+        answer = self._last.text if isinstance(self._last, Answer) else None
+        return evaluate(task.evaluator, session.scene(answer))
 
     def _refuse_solved(self, session: DesktopSession, task: TaskFile) -> None:
-        """Refuse a task that is solved at reset: it would reward doing nothing."""
+        """Raise EnvError if the task is solved at reset, since doing nothing would be rewarded."""
         if not (task.evaluator.infeasible or task.evaluator.missing):
-            verdict = judge(task.evaluator, session.scene(None))
+            verdict = evaluate(task.evaluator, session.scene(None))
             if verdict.outcome == "pass":
                 raise EnvError(f"{task.id} is solved before it begins: {verdict.reason}")
 
@@ -226,16 +229,16 @@ class DesktopEnv:
         return replace(screen, texts={"accessibility": outline_of(self._widgets())})
 
     def _widgets(self) -> list[dict[str, Any]]:
-        """Return what applications report, read once for each screen. Raises EnvError."""
+        """Return the widgets that applications report, read once for each screen. Raises EnvError."""
         self._playing()
         if not self._shows_widgets:
-            raise EnvError("the desktop tells no elements without observe = accessibility")
+            raise EnvError("the desktop has no elements without observe = accessibility")
         if self._reported is None:
             self._reported = read_widgets(self.desktop)
         return self._reported
 
-    def _told(self) -> tuple[list[dict[str, Any]], Observation]:
-        """Return what applications report, and the screen that it is of. Raises EnvError."""
+    def _widgets_and_screen(self) -> tuple[list[dict[str, Any]], Observation]:
+        """Return the widgets and the screen that they are on. Raises EnvError."""
         widgets = self._widgets()
         assert self._screen is not None, "an episode begins with a screen"
         return widgets, self._screen
@@ -256,37 +259,40 @@ class DesktopEnv:
 
 
 def filled(task: TaskFile, seed: int) -> TaskFile:
-    """Return the instance of a task that a seed draws. Raises TaskError."""
+    """Return the task with the random values of `seed` filled in. Raises TaskError."""
     values = draw(task.draw, task.id, seed)
 
-    def steps(given: tuple[SetupStep, ...]) -> tuple[SetupStep, ...]:
-        return tuple(SetupStep(each.type, fill(each.parameters, values)) for each in given)
+    def fill_steps(steps: tuple[SetupStep, ...]) -> tuple[SetupStep, ...]:
+        return tuple(SetupStep(step.type, fill(step.parameters, values)) for step in steps)
 
-    def getter(given: Getter | None) -> Getter | None:
-        return None if given is None else Getter(given.type, fill(given.parameters, values))
+    def fill_getter(getter: Getter | None) -> Getter | None:
+        return None if getter is None else Getter(getter.type, fill(getter.parameters, values))
 
-    def actions(given: tuple[Action, ...]) -> tuple[Action, ...]:
+    def fill_actions(actions: tuple[Action, ...]) -> tuple[Action, ...]:
         return tuple(
-            each.model_copy(update={"text": str(fill(each.text, values))})
-            if isinstance(each, Type | Answer)
-            else each
-            for each in given
+            action.model_copy(update={"text": str(fill(action.text, values))})
+            if isinstance(action, Type | Answer)
+            else action
+            for action in actions
         )
 
     checks = tuple(
         Check(
-            each.func,
-            getter(each.result),
-            getter(each.expected),
-            fill(each.options, values),
+            check.func,
+            fill_getter(check.result),
+            fill_getter(check.expected),
+            fill(check.options, values),
         )
-        for each in task.evaluator.checks
+        for check in task.evaluator.checks
     )
+    postconfig = fill_steps(task.evaluator.postconfig)
     return replace(
         task,
         instruction=str(fill(task.instruction, values)),
-        config=steps(task.config),
-        evaluator=Evaluator(checks, task.evaluator.conj, steps(task.evaluator.postconfig)),
-        solution=actions(task.solution),
-        near_misses=tuple(NearMiss(each.why, actions(each.actions)) for each in task.near_misses),
+        config=fill_steps(task.config),
+        evaluator=Evaluator(checks, task.evaluator.conj, postconfig),
+        solution=fill_actions(task.solution),
+        near_misses=tuple(
+            NearMiss(miss.why, fill_actions(miss.actions)) for miss in task.near_misses
+        ),
     )

@@ -1,9 +1,10 @@
-"""Files of a task: made before the desktop starts, read when it is judged.
+"""Makes the files of a task before its desktop starts.
 
     MAKERS     set-up step type -> function that makes such a file in HOME
-    inside     a path in HOME; paths outside it are refused
+    inside     returns a path in HOME, and refuses a path outside it
+    date_all   gives all files the same date
 
-Dates inside are fixed: the same task and seed make the same files.
+Dates within files are fixed, so that the same task and seed make the same files.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from PIL import Image
 from bus.errors import TaskError
 
 MADE = datetime(2024, 5, 6, 9, 30, tzinfo=UTC)
-"""When all files were made, as applications show it."""
+"""The date of all files, as applications show it."""
 
 
 def inside(home: Path, path: str) -> Path:
-    """`path` below HOME. Raises TaskError if it leads out."""
-    found = (home / path).resolve()
-    if not found.is_relative_to(home.resolve()):
+    """Return `path` below HOME. Raises TaskError if it leads out of HOME."""
+    place = (home / path).resolve()
+    if not place.is_relative_to(home.resolve()):
         raise TaskError(f"{path} is not below HOME")
-    return found
+    return place
 
 
 def make_folder(home: Path, path: str) -> None:
@@ -58,26 +59,29 @@ def make_spreadsheet(home: Path, path: str, sheets: Mapping[str, list[list[Any]]
 def make_document(home: Path, path: str, paragraphs: list[Any]) -> None:
     """Make a text document: texts, or {"text", "style"} with a style's name such as Heading 1."""
     document = docx.Document()
-    for each in paragraphs:
-        told = {"text": each} if not isinstance(each, Mapping) else each
-        document.add_paragraph(str(told["text"]), style=told.get("style"))
+    for paragraph in paragraphs:
+        fields = {"text": paragraph} if not isinstance(paragraph, Mapping) else paragraph
+        document.add_paragraph(str(fields["text"]), style=fields.get("style"))
     document.save(str(_place(home, path)))
 
 
 def make_slides(home: Path, path: str, slides: list[Mapping[str, Any]]) -> None:
     """Make a presentation: {"title", "lines"} for each slide."""
     show = pptx.Presentation()
-    for told in slides:
+    for content in slides:
         slide = show.slides.add_slide(show.slide_layouts[1])
-        slide.shapes.title.text = str(told["title"])
-        slide.placeholders[1].text = "\n".join(map(str, told.get("lines", [])))
+        slide.shapes.title.text = str(content["title"])
+        slide.placeholders[1].text = "\n".join(map(str, content.get("lines", [])))
     show.save(str(_place(home, path)))
 
 
 def make_picture(
     home: Path, path: str, size: list[int], patches: list[tuple[list[int], list[int]]]
 ) -> None:
-    """Make a picture, [width, height]: rectangles [left, top, right, bottom] in a colour [r, g, b]."""
+    """Make a picture of `size` [width, height]; `patches` are rectangles with their colour [r, g, b].
+
+    A rectangle is [left, top, right, bottom].
+    """
     picture = Image.new("RGB", (size[0], size[1]), "white")
     for (left, top, right, bottom), colour in patches:
         picture.paste(tuple(colour), (left, top, right, bottom))
@@ -95,10 +99,10 @@ MAKERS: Mapping[str, Callable[..., None]] = {
 
 
 def date_all(folder: Path) -> None:
-    """Give every file and folder below the one date."""
+    """Set the date of `folder` and of all files and folders below it to MADE."""
     when = MADE.timestamp()
-    for each in (*folder.rglob("*"), folder):
-        os.utime(each, (when, when), follow_symlinks=False)
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, (when, when), follow_symlinks=False)
 
 
 def _place(home: Path, path: str) -> Path:

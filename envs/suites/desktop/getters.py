@@ -1,14 +1,15 @@
-"""How a task is judged: where an evaluator's values come from, its functions, and the verdict.
+"""Evaluates a task: where an evaluator's values come from, the functions that compare them, and the verdict.
 
-    GETTERS        type of `result` or `expected` -> function that gets the value
-    GetterContext  what getters may look at
-    read_paragraphs, read_cells   OpenDocument files: texts of a document, values or formulas of a sheet
-    METRICS        name -> function(result, expected, **options) -> bool; OSWorld's names where it has such one
-    judge          all checks of a task -> a verdict
+    GETTERS        type of `result` or `expected` -> function that returns the value
+    GetterContext  the parts of an episode that getters may read
+    read_paragraphs, read_cells   read OpenDocument files: texts of a document, values or formulas of a sheet
+    METRICS        name -> function(result, expected, **options) -> bool; OSWorld's name if it has the
+                                  function
+    evaluate       runs all checks of a task and returns the verdict
 
-A file that does not exist, or that its library cannot read, is None: the policy caused it, and it
-fails. Any other error is raised, and makes the episode invalid. OpenDocument is read as in the standard
-(1.3, part 3), with the zip and XML of the standard library.
+The value of a file that does not exist, or that its library cannot read, is None: the policy caused it, and
+the check fails. Any other error is raised and makes the episode invalid. OpenDocument is read as in the
+standard (1.3, part 3), with Python's zip and XML modules.
 """
 
 from __future__ import annotations
@@ -39,29 +40,41 @@ from envs.suites.desktop.files import inside
 from envs.tools.taskfile import Check, Evaluator
 from envs.tools.textfiles import read_text
 
-MOST_BYTES = 32 << 20  # of a file that is judged
+MOST_BYTES = 32 << 20  # of a file that an evaluator reads
 
-_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF")  # Pillow reads many more, hardly ever used
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF")  # Pillow reads many more, which are hardly used
 _UNREADABLE = (
-    *(OSError, zipfile.BadZipFile, KeyError, ValueError, SyntaxError),
-    *(EOFError, zlib.error, NotImplementedError),  # packed, but damaged
-    RuntimeError,  # packed with a password, or nested too deeply
-    *(InvalidFileException, NoDocumentError, NoSlidesError, Image.DecompressionBombError),
+    OSError,
+    zipfile.BadZipFile,
+    KeyError,
+    ValueError,
+    SyntaxError,
+    # a damaged archive
+    EOFError,
+    zlib.error,
+    NotImplementedError,
+    # an archive with a password, or nested too deeply
+    RuntimeError,
+    InvalidFileException,
+    NoDocumentError,
+    NoSlidesError,
+    Image.DecompressionBombError,
 )
+"""Errors of the libraries for a file that they cannot read."""
 
 
 @dataclass(frozen=True)
 class GetterContext:
-    """What getters may look at."""
+    """The parts of an episode that getters may read."""
 
     home: Path
     clipboard: Callable[[], str | None]
-    answer: str | None  # the policy's text in its action `answer`
+    answer: str | None  # the text of the policy's action `answer`
     widgets: Callable[[], list[dict[str, Any]]]  # of all windows, if the desktop is accessible
 
 
 def get(scene: GetterContext, kind: str, parameters: Mapping[str, Any]) -> Any:
-    """Return the value. Raises TaskError for an unknown type or parameter."""
+    """Return the value of the getter `kind`. Raises TaskError for an unknown type or parameter."""
     if kind not in GETTERS:
         raise TaskError(f"no getter {kind!r}; there are {', '.join(sorted(GETTERS))}")
     try:
@@ -71,32 +84,32 @@ def get(scene: GetterContext, kind: str, parameters: Mapping[str, Any]) -> Any:
 
 
 def rule(_: GetterContext, rules: Mapping[str, Any]) -> Any:
-    """Return the task file's own value, as OSWorld writes it: {"rules": {"expected": ...}}."""
+    """Return a value that the task file holds, as OSWorld writes it: {"rules": {"expected": ...}}."""
     return rules["expected"]
 
 
 def text_file(scene: GetterContext, path: str) -> str | None:
-    """Return a text file's text."""
+    """Return the text of a text file."""
     with suppress(OSError, UnicodeDecodeError):
         return read_text(_small(scene, path))
     return None
 
 
 def files(scene: GetterContext, path: str, hidden: bool = False) -> list[str] | None:
-    """Files and folders (with a slash at the end) below a folder, sorted."""
+    """Return the files and folders (with a slash at the end) below a folder, sorted."""
     with suppress(OSError):
         folder = _within(scene, path)
         if folder.is_dir():
-            found = [
-                f"{each.relative_to(folder)}{'/' if each.is_dir() else ''}"
-                for each in folder.rglob("*")
+            names = [
+                f"{place.relative_to(folder)}{'/' if place.is_dir() else ''}"
+                for place in folder.rglob("*")
             ]
-            return sorted(each for each in found if hidden or not each.startswith("."))
+            return sorted(name for name in names if hidden or not name.startswith("."))
     return None
 
 
 def _workbook(scene: GetterContext, path: str, *, data_only: bool = False) -> Any:
-    """Return a workbook of openpyxl, which leaves a damaged file open that it was given by name."""
+    """Return a workbook. The file is opened here, since openpyxl leaves a damaged file open."""
     with _small(scene, path).open("rb") as file:
         return openpyxl.load_workbook(file, data_only=data_only)
 
@@ -104,7 +117,7 @@ def _workbook(scene: GetterContext, path: str, *, data_only: bool = False) -> An
 def cells(
     scene: GetterContext, path: str, cells: list[str], sheet: str = "", formulas: bool = False
 ) -> list[Any] | None:
-    """Values of a workbook's cells, or their formulas; of its first sheet if none is named.
+    """Return the values of a workbook's cells, or their formulas; from the first sheet if none is named.
 
     The workbook is .xlsx or .ods.
     """
@@ -118,15 +131,15 @@ def cells(
 
 
 def formula(scene: GetterContext, path: str, cell: str, sheet: str = "") -> str | None:
-    """Return a cell's formula, or its value as a text."""
-    found = cells(scene, path, [cell], sheet, formulas=True)
-    return None if found is None else str(found[0])
+    """Return a cell's formula, or its value as a text if it has no formula."""
+    values = cells(scene, path, [cell], sheet, formulas=True)
+    return None if values is None else str(values[0])
 
 
 def cell_looks(
     scene: GetterContext, path: str, cells: list[str], sheet: str = ""
 ) -> list[Any] | None:
-    """For each cell whether it is bold and italic, its alignment and its number format."""
+    """Return for each cell whether it is bold and italic, its alignment and its number format."""
     with suppress(*_UNREADABLE):
         book = _workbook(scene, path)
         table = book[sheet] if sheet else book.worksheets[0]
@@ -143,35 +156,38 @@ def cell_looks(
 
 
 def sheets(scene: GetterContext, path: str) -> list[str] | None:
-    """Names of a workbook's sheets."""
+    """Return the names of a workbook's sheets."""
     with suppress(*_UNREADABLE):
         return list(_workbook(scene, path).sheetnames)
     return None
 
 
 def paragraphs(scene: GetterContext, path: str) -> list[str] | None:
-    """Texts of a document's paragraphs (.docx or .odt)."""
+    """Return the texts of a document's paragraphs (.docx or .odt)."""
     with suppress(*_UNREADABLE):
         if path.endswith(".odt"):
             return read_paragraphs(_small(scene, path))
-        return [each.text for each in docx.Document(str(_small(scene, path))).paragraphs]
+        document = docx.Document(str(_small(scene, path)))
+        return [paragraph.text for paragraph in document.paragraphs]
     return None
 
 
 def paragraph_looks(scene: GetterContext, path: str) -> list[dict[str, Any]] | None:
-    """For each paragraph its style, its alignment, and whether all of it is bold or italic."""
+    """Return for each paragraph its style, its alignment, and whether all of it is bold or italic."""
+
+    def looks(paragraph: Any) -> dict[str, Any]:
+        alignment = paragraph.alignment
+        runs = [run for run in paragraph.runs if run.text.strip()]
+        return {
+            "style": paragraph.style.name if paragraph.style else "",
+            "align": alignment.name.lower() if alignment is not None else "",
+            "bold": bool(paragraph.runs) and all(run.bold for run in runs),
+            "italic": bool(paragraph.runs) and all(run.italic for run in runs),
+        }
+
     with suppress(*_UNREADABLE):
         document = docx.Document(str(_small(scene, path)))
-        return [
-            {
-                "style": each.style.name if each.style else "",
-                "align": each.alignment.name.lower() if each.alignment is not None else "",
-                "bold": bool(each.runs) and all(run.bold for run in each.runs if run.text.strip()),
-                "italic": bool(each.runs)
-                and all(run.italic for run in each.runs if run.text.strip()),
-            }
-            for each in document.paragraphs
-        ]
+        return [looks(paragraph) for paragraph in document.paragraphs]
     return None
 
 
@@ -188,17 +204,17 @@ def slides(scene: GetterContext, path: str) -> list[list[str]] | None:
 
 def picture(scene: GetterContext, path: str) -> dict[str, Any] | None:
     """Return a picture's format (PNG, JPEG, ...), width and height."""
-    with suppress(*_UNREADABLE), _picture(scene, path) as found:
-        return {"format": found.format, "width": found.width, "height": found.height}
+    with suppress(*_UNREADABLE), _picture(scene, path) as image:
+        return {"format": image.format, "width": image.width, "height": image.height}
     return None
 
 
 def pixels(
     scene: GetterContext, path: str, at: list[tuple[float, float]]
 ) -> list[list[int]] | None:
-    """Colours [r, g, b] of a picture at places that are shares of its width and height."""
-    with suppress(*_UNREADABLE), _picture(scene, path) as found:
-        width, height, colours = found.width, found.height, found.convert("RGB")
+    """Return the colours [r, g, b] of a picture at points, given as fractions of its width and height."""
+    with suppress(*_UNREADABLE), _picture(scene, path) as image:
+        width, height, colours = image.width, image.height, image.convert("RGB")
         return [list(colours.crop(_pixel(x * width, y * height)).tobytes()) for x, y in at]
     return None
 
@@ -214,7 +230,7 @@ def setting(scene: GetterContext, path: str, group: str, key: str) -> str | None
 
 
 def gsetting(scene: GetterContext, schema: str, key: str) -> str | None:
-    """Return a setting of an application by its schema, None while it is the default."""
+    """Return a setting of an application by its schema; None while it has its default."""
     path = ".config/glib-2.0/settings/keyfile"
     return setting(scene, path, schema.replace(".", "/"), key)
 
@@ -225,20 +241,35 @@ def clipboard(scene: GetterContext) -> str | None:
 
 
 def accessibility_tree(scene: GetterContext, role: str = "") -> list[dict[str, Any]]:
-    """Role, name, text and states of all widgets, or of those of a role."""
-    return [each for each in scene.widgets() if role in ("", each["role"])]
+    """Return role, name, text and states of all widgets, or of the widgets with this role."""
+    return [widget for widget in scene.widgets() if role in ("", widget["role"])]
 
 
 def answer(scene: GetterContext) -> str | None:
-    """Return what the policy answered."""
+    """Return the policy's answer."""
     return scene.answer
 
 
 GETTERS: Mapping[str, Callable[..., Any]] = {
-    each.__name__: each
-    for each in (
-        *(rule, text_file, files, cells, formula, cell_looks, sheets, paragraphs, paragraph_looks),
-        *(slides, picture, pixels, setting, gsetting, clipboard, accessibility_tree, answer),
+    getter.__name__: getter
+    for getter in (
+        rule,
+        text_file,
+        files,
+        cells,
+        formula,
+        cell_looks,
+        sheets,
+        paragraphs,
+        paragraph_looks,
+        slides,
+        picture,
+        pixels,
+        setting,
+        gsetting,
+        clipboard,
+        accessibility_tree,
+        answer,
     )
 }
 
@@ -253,7 +284,7 @@ def _pixel(x: float, y: float) -> tuple[int, int, int, int]:
 
 
 def _within(scene: GetterContext, path: str) -> Path:
-    """Return a place in HOME; a link of the policy's that leads out of it cannot be read."""
+    """Return a place in HOME. A link that the policy made and that leads out of HOME cannot be read."""
     try:
         return inside(scene.home, path)
     except TaskError as error:
@@ -261,7 +292,7 @@ def _within(scene: GetterContext, path: str) -> Path:
 
 
 def _small(scene: GetterContext, path: str) -> Path:
-    """Return a file in HOME that is not too large to be read."""
+    """Return the path of a file in HOME. Raises OSError if it is too large to be read."""
     place = _within(scene, path)
     if place.stat().st_size > MOST_BYTES:
         raise OSError(f"{path} is larger than {MOST_BYTES} bytes")
@@ -278,7 +309,7 @@ _NAME = re.compile(r"([A-Z]{1,3})([1-9]\d{0,6})")
 
 
 def _tag(space: str, name: str) -> str:
-    """Return a tag or attribute as ElementTree names it."""
+    """Return a tag or an attribute in ElementTree's form."""
     return f"{{{_SPACE}:{space}:1.0}}{name}"
 
 
@@ -287,28 +318,29 @@ _CELLS = (_tag("table", "table-cell"), _tag("table", "covered-table-cell"))
 
 
 def read_paragraphs(path: Path) -> list[str]:
-    """Texts of all paragraphs and headings, in order."""
+    """Return the texts of all paragraphs and headings, in order."""
     body = _body(path, "text")
-    deleted = {each for old in body.iter(_tag("text", "tracked-changes")) for each in old.iter()}
-    return [_text(each) for each in body.iter() if each.tag in _BLOCKS and each not in deleted]
+    changes = body.iter(_tag("text", "tracked-changes"))
+    deleted = {block for change in changes for block in change.iter()}
+    return [_text(block) for block in body.iter() if block.tag in _BLOCKS and block not in deleted]
 
 
 def read_cells(
     path: Path, names: Sequence[str], sheet: str = "", *, formulas: bool
 ) -> list[CellValue]:
-    """Values of cells by name (B6), or their formulas; of the first sheet if none is named."""
+    """Return the values of cells by name (B6), or their formulas; from the first sheet if none is named."""
     tables = {
         table.get(_tag("table", "name"), ""): table
         for table in _body(path, "spreadsheet").findall(_tag("table", "table"))
     }
     table = tables[sheet or next(iter(tables), sheet)]
-    wanted = [_place(name) for name in names]
-    found = _find(table, {row for row, _ in wanted})
-    return [_value(found.get(place), formulas) for place in wanted]
+    places = [_place(name) for name in names]
+    elements = _cells_of(table, {row for row, _ in places})
+    return [_value(elements.get(place), formulas) for place in places]
 
 
 def _body(path: Path, kind: str) -> ET.Element:
-    """Return what a file of a kind (text, spreadsheet) holds."""
+    """Return the body of a file of this kind (text, spreadsheet). Raises ValueError for another kind."""
     with zipfile.ZipFile(path) as packed:
         if packed.getinfo("content.xml").file_size > MOST_UNPACKED:
             raise ValueError(f"{path} holds more than {MOST_UNPACKED} bytes")
@@ -324,7 +356,7 @@ def _body(path: Path, kind: str) -> ET.Element:
 
 
 def _text(block: ET.Element) -> str:
-    """Return the text of a paragraph; blanks in a row, tabs and line breaks are elements of their own."""
+    """Return the text of a paragraph, in which repeated blanks, tabs and line breaks are elements."""
 
     def parts(element: ET.Element) -> Iterator[str]:
         yield element.text or ""
@@ -335,28 +367,31 @@ def _text(block: ET.Element) -> str:
                 yield "\t"
             elif child.tag == _tag("text", "line-break"):
                 yield "\n"
-            elif child.tag not in _BLOCKS:  # such as those of a note
+            elif child.tag not in _BLOCKS:  # a note, for example, has its own paragraphs
                 yield from parts(child)
             yield child.tail or ""
 
     return "".join(parts(block))
 
 
-def _find(table: ET.Element, rows: set[int]) -> dict[tuple[int, int], ET.Element]:
-    """Return the cells of some rows by row and column, from 0; equal neighbours are given once."""
-    found = {}
+def _cells_of(table: ET.Element, rows: set[int]) -> dict[tuple[int, int], ET.Element]:
+    """Return (row, column) -> cell of some rows, counted from 0.
+
+    The file holds equal neighbours only once.
+    """
+    cells_by_place = {}
     top = 0
     for row in table.iter(_tag("table", "table-row")):
         below = top + int(row.get(_tag("table", "number-rows-repeated"), "1"))
-        for at in (each for each in rows if top <= each < below):
+        for at in (number for number in rows if top <= number < below):
             left = 0
-            for cell in (each for each in row if each.tag in _CELLS):
+            for cell in (child for child in row if child.tag in _CELLS):
                 count = int(cell.get(_tag("table", "number-columns-repeated"), "1"))
                 for column in range(left, min(left + count, MOST_CELLS)):
-                    found[at, column] = cell
+                    cells_by_place[at, column] = cell
                 left += count
         top = below
-    return found
+    return cells_by_place
 
 
 def _value(cell: ET.Element | None, formulas: bool) -> CellValue:
@@ -373,32 +408,32 @@ def _value(cell: ET.Element | None, formulas: bool) -> CellValue:
         case "boolean":
             return cell.get(_tag("office", "boolean-value")) == "true"
         case _:
-            return "\n".join(_text(each) for each in cell if each.tag in _BLOCKS)
+            return "\n".join(_text(block) for block in cell if block.tag in _BLOCKS)
 
 
 def _place(name: str) -> tuple[int, int]:
-    """Row and column of B6, from 0."""
-    found = _NAME.fullmatch(name)
-    if found is None:
+    """Return (row, column), counted from 0, of a cell's name such as B6."""
+    match = _NAME.fullmatch(name)
+    if match is None:
         raise ValueError(f"{name!r} is not a cell; write it like B6")
     column = 0
-    for letter in found[1]:
+    for letter in match[1]:
         column = 26 * column + ord(letter) - ord("A") + 1
-    return int(found[2]) - 1, column - 1
+    return int(match[2]) - 1, column - 1
 
 
 def exact_match(result: Any, expected: Any) -> bool:
-    """Equal; 1 and 1.0 are, "1" and 1 are not."""
+    """Return True if the values are equal: 1 and 1.0 are, "1" and 1 are not."""
     return bool(result == expected)
 
 
 def same_text(result: Any, expected: Any) -> bool:
-    """Equal texts, ignoring space at line ends and around the whole."""
+    """Return True if the texts are equal, apart from white space at line ends and around the whole."""
     return result is not None and _lines(result) == _lines(expected)
 
 
 def near(result: Any, expected: Any, tolerance: float = 1e-6) -> bool:
-    """Numbers, or lists of them, that differ by no more than `tolerance`."""
+    """Return True if the numbers, or all numbers of two lists, differ by no more than `tolerance`."""
     if isinstance(expected, list):
         return (
             isinstance(result, list)
@@ -413,17 +448,17 @@ def near(result: Any, expected: Any, tolerance: float = 1e-6) -> bool:
 
 
 def includes(result: Any, expected: Any) -> bool:
-    """Return a text, or a list, that holds all of a list."""
-    return result is not None and all(each in result for each in expected)
+    """Return True if a text or a list contains all items of `expected`."""
+    return result is not None and all(item in result for item in expected)
 
 
 def lacks(result: Any, expected: Any) -> bool:
-    """Return a text, or a list, that holds nothing of a list."""
-    return result is not None and not any(each in result for each in expected)
+    """Return True if a text or a list contains no item of `expected`."""
+    return result is not None and not any(item in result for item in expected)
 
 
 def has_items(result: Any, expected: Mapping[str, Any]) -> bool:
-    """Return a list whose items, by their number, have at least these fields: {"0": {"bold": true}}."""
+    """Return True if the items of a list, by their number, have these fields: {"0": {"bold": true}}."""
     return result is not None and all(
         int(number) < len(result)
         and all(result[int(number)].get(key) == value for key, value in fields.items())
@@ -432,34 +467,34 @@ def has_items(result: Any, expected: Mapping[str, Any]) -> bool:
 
 
 def includes_items(result: Any, expected: Sequence[Mapping[str, Any]]) -> bool:
-    """Return a list that holds, for each of `expected`, an item with at least these fields."""
+    """Return True if a list contains, for each of `expected`, an item with at least these fields."""
     return result is not None and all(
         any(fields.items() <= item.items() for item in result) for fields in expected
     )
 
 
 METRICS: Mapping[str, Callable[..., bool]] = {
-    each.__name__: each
-    for each in (exact_match, same_text, near, includes, lacks, has_items, includes_items)
+    metric.__name__: metric
+    for metric in (exact_match, same_text, near, includes, lacks, has_items, includes_items)
 }
 
 
-def judge(evaluator: Evaluator, scene: GetterContext) -> Verdict:
-    """Pass or fail by the checks. Raises TaskError for a check that cannot be made."""
-    failed = []
+def evaluate(evaluator: Evaluator, scene: GetterContext) -> Verdict:
+    """Return pass or fail by the checks. Raises TaskError for a check that cannot be made."""
+    failures = []
     for number, check in enumerate(evaluator.checks):
-        holds, seen = _holds(check, scene)
+        holds, value = _holds(check, scene)
         if holds and evaluator.conj == "or":
             return Verdict("pass", f"check {number} ({check.func}) holds")
         if not holds:
-            failed.append(f"check {number} ({check.func}): got {seen}")
-    if failed:
-        return Verdict("fail", "; ".join(failed)[:500])
+            failures.append(f"check {number} ({check.func}): got {value}")
+    if failures:
+        return Verdict("fail", "; ".join(failures)[:500])
     return Verdict("pass", "all checks hold")
 
 
 def _holds(check: Check, scene: GetterContext) -> tuple[bool, str]:
-    """Whether a check holds, and the value it saw."""
+    """Return (whether a check holds, the value that it read)."""
     if check.func not in METRICS:
         raise TaskError(f"no function {check.func!r}; there are {', '.join(sorted(METRICS))}")
     result, expected = (

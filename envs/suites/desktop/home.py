@@ -1,12 +1,12 @@
 """HOME of a fresh desktop: settings of the applications, so that every episode begins alike.
 
-    write_home     write them
-    USER_FOLDERS   folders in HOME
-    office_folder  where LibreOffice's programs are
+    write_home     writes the settings
+    USER_FOLDERS   the folders in HOME
+    office_folder  returns the folder of LibreOffice's programs
 
-No first-start dialogs, no tips, no blinking, no animation: anything that moves by itself would keep a
-screen from settling, and the free space of the disk would differ. Application windows fill the
-screen, dialogs do not.
+The settings turn off first-start dialogs, tips, blinking and animation, since anything that moves by itself
+would keep a screen from settling, and the display of free disk space, which differs between hosts.
+Application windows fill the screen, dialogs do not.
 """
 
 from __future__ import annotations
@@ -151,13 +151,13 @@ _GIMP_SESSION = """(session-info "toplevel"
 
 
 def office_folder() -> Path:
-    """Return the folder of LibreOffice's programs; soffice on the path is a script in it."""
-    found = shutil.which("soffice")
-    return Path(found).resolve().parent if found else Path("/usr/lib/libreoffice/program")
+    """Return the folder of LibreOffice's programs; the `soffice` on PATH is a script in it."""
+    script = shutil.which("soffice")
+    return Path(script).resolve().parent if script else Path("/usr/lib/libreoffice/program")
 
 
 def write_home(home: Path) -> None:
-    """Folders and settings of a fresh account."""
+    """Write the folders and settings of a fresh account into `home`."""
     for name in USER_FOLDERS:
         (home / name).mkdir()
     config = home / ".config"
@@ -172,7 +172,7 @@ def write_home(home: Path) -> None:
         (config / "GIMP" / "2.10" / "gimprc", _GIMP),
         (config / "GIMP" / "2.10" / "sessionrc", _GIMP_SESSION),
         (office / "registrymodifications.xcu", _office()),
-        # Without these it searches for extensions and restarts.
+        # Without these files LibreOffice searches for extensions and restarts.
         (office / "extensions" / "buildid", _office_build()),
         (office / "extensions" / "bundled" / "lastsynchronized", "1"),
         (office / "extensions" / "shared" / "lastsynchronized", "1"),
@@ -182,7 +182,7 @@ def write_home(home: Path) -> None:
 
 
 def _office_build() -> str:
-    """Which build of LibreOffice this is, empty if there is none."""
+    """Return the build id of LibreOffice, "" if it is not installed."""
     with suppress(OSError):
         for line in (office_folder() / "versionrc").read_text(encoding="utf-8").splitlines():
             if line.startswith("buildid="):
@@ -191,7 +191,7 @@ def _office_build() -> str:
 
 
 def _office() -> str:
-    """LibreOffice's settings that differ from its defaults."""
+    """Return the XML of LibreOffice's settings that differ from its defaults."""
     items = "".join(
         f'<item oor:path="/org.openoffice.{group}"><prop oor:name="{name}" oor:op="fuse">'
         f"<value>{value}</value></prop></item>\n"

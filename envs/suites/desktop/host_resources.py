@@ -1,15 +1,15 @@
-"""What a desktop uses of its host: a locked folder, a display's socket, a user, installed programs.
+"""The parts of the host that a desktop uses: a locked folder, a display's socket, a user, installed programs.
 
-DesktopNumber          the number of an environment's desktops; makes a fresh folder for each, locked
-                       for as long as a process has it open
-remove_stale_folders   folders whose owner and keeper were both killed
-remove_folder          one folder, whose processes are dying
-display_socket         where an X server listens
-remove_display         the socket of an X server that was killed
-environment            environment variables of its programs
+DesktopNumber          the number of an environment's desktops; makes a fresh folder for each desktop, locked
+                       as long as a process has it open
+remove_stale_folders   removes folders whose owner and keeper were both killed
+remove_folder          removes one folder, whose processes are dying
+display_socket         returns the socket where an X server listens
+remove_display         removes the socket of an X server that was killed
+environment            returns the environment variables of a desktop's programs
 find_programs          checks that programs are installed
-find_user              the user that programs run as if we are root
-give                   files -> that user
+find_user              returns the user that runs the programs
+give                   makes that user the owner of files
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ from bus.errors import MissingPartError, TaskError
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/games"
 logger = logging.getLogger(__name__)
 
-HALF_DONE_S = 60.0  # after which a folder without a lock is removed
+HALF_DONE_S = 60.0  # seconds after which a folder without a lock is removed
 FOLDER_PREFIX = "dart-desktop-"
 _LOCK = "dart.lock"
 
-_taken: set[int] = set()  # by the environments of this process
+_numbers_in_use: set[int] = set()  # by the environments of this process
 _numbering = threading.Lock()
 
 
 def find_user(name: str) -> tuple[int, int]:
-    """User and group id that programs run as: ours, unless we are root. Raises TaskError."""
+    """Return the (user id, group id) that run programs: those of this process, or if it is root, of `name`.
+
+    Raises TaskError.
+    """
     if os.geteuid() != 0:
         return os.geteuid(), os.getegid()
     try:
@@ -55,7 +58,7 @@ def find_user(name: str) -> tuple[int, int]:
 
 
 def environment(folder: Path, number: int, bus: Path, accessible: bool) -> dict[str, str]:
-    """Environment variables of the desktop's programs; none of ours."""
+    """Return the environment variables of a desktop's programs; none is copied from this process."""
     return {
         "HOME": str(folder / "home"),
         "PATH": PATH,
@@ -108,10 +111,11 @@ def remove_stale_folders() -> None:
 
 
 class DesktopNumber:
-    """The number of one environment's desktops: the lowest that is free, and the same at each reset.
+    """The number of one environment's desktops: the lowest free one, and the same at each reset.
 
-    It names their folders: applications show the paths of their files, and screens must be repeatable.
-    No other environment of this process takes it between two desktops; one of another process may.
+    It is part of their folders' names: applications show the paths of their files, and screens must be
+    repeatable. No other environment of this process takes the number between two desktops; one of another
+    process may.
     """
 
     def __init__(self) -> None:
@@ -123,10 +127,12 @@ class DesktopNumber:
             mine = self._number
             self._leave()
             for number in itertools.chain(() if mine is None else (mine,), itertools.count()):
-                if number not in _taken and (made := _make_folder(number)) is not None:
+                if number in _numbers_in_use:
+                    continue
+                if (folder_and_lock := _make_folder(number)) is not None:
                     self._number = number
-                    _taken.add(number)
-                    return made
+                    _numbers_in_use.add(number)
+                    return folder_and_lock
         raise AssertionError("numbers do not end")
 
     def leave(self) -> None:
@@ -136,7 +142,7 @@ class DesktopNumber:
 
     def _leave(self) -> None:
         if self._number is not None:
-            _taken.discard(self._number)
+            _numbers_in_use.discard(self._number)
         self._number = None
 
 
@@ -156,7 +162,7 @@ def _make_folder(number: int) -> tuple[Path, int] | None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder to which processes that are dying may still write."""
+    """Remove a folder into which dying processes may still write."""
     for _ in range(20):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
@@ -166,14 +172,14 @@ def remove_folder(folder: Path) -> None:
 
 
 def display_socket(number: int) -> Path:
-    """Where the X server of display `number` listens."""
+    """Return the socket where the X server of display `number` listens."""
     return Path(f"/tmp/.X11-unix/X{number}")  # noqa: S108 - its place is fixed
 
 
 def remove_display(number: int, dying_s: float) -> None:
-    """Remove the socket of an X server that was killed, unless another one listens there now.
+    """Remove the socket of an X server that was killed, unless another server listens there now.
 
-    A killed server may keep it for up to `dying_s`.
+    A killed server may keep the socket for up to `dying_s` seconds.
     """
     place = display_socket(number)
     until = time.monotonic() + dying_s
@@ -185,15 +191,15 @@ def remove_display(number: int, dying_s: float) -> None:
                 place.unlink(missing_ok=True)
                 return
             except OSError:
-                return  # it is gone
+                return  # the socket is gone
         if time.monotonic() > until:
             return
         time.sleep(0.01)
 
 
 def give(path: Path, uid: int, gid: int) -> None:
-    """Make a user the owner of a file, or of a folder with all it holds."""
+    """Make a user the owner of a file, or of a folder with all its contents, if this process is root."""
     if os.geteuid() != 0:
         return
-    for each in (path, *path.rglob("*")):
-        os.chown(each, uid, gid, follow_symlinks=False)
+    for place in (path, *path.rglob("*")):
+        os.chown(place, uid, gid, follow_symlinks=False)

@@ -1,9 +1,9 @@
-"""GUI actions as input events of the X server (XTEST): the mouse and a US keyboard.
+"""Performs GUI actions as input events of the X server (XTEST): a mouse and a US keyboard.
 
     X11InputController   performs actions on one display
-    Keyboard   which key writes a character or has a name; binds spare keys to other characters
+    Keyboard             returns the key of a character or name; binds spare keys to characters without a key
 
-An action that has no meaning here (an unknown key, a point off the screen) does nothing.
+An action without a meaning on this display (an unknown key, a point off the screen) does nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from envs.suites.desktop.x11 import Display
 from envs.tools.inputs import Button, Event, InputMachine, Key, Moved, Text, Wheel
 
 STRIDE = 12  # pixels between the moves of a drag
-DOUBLE_CLICK_S = 0.5  # two presses of one place closer than this would be a double click
+DOUBLE_CLICK_S = 0.5  # two presses at one place within this time would be a double click
 DOUBLE_CLICK_PX = 6
 
 _BUTTONS = {"left": 1, "middle": 2, "right": 3}
@@ -33,7 +33,7 @@ _NAMES = {
     "pagedown": "Page_Down", "shift": "Shift_L", "ctrl": "Control_L", "alt": "Alt_L",
     "meta": "Super_L", "menu": "Menu", **{f"f{number}": f"F{number}" for number in range(1, 13)},
 }  # fmt: skip
-"""Our names of keys -> X11's."""
+"""dart's name of a key -> X11's name."""
 
 
 class Keyboard:
@@ -52,14 +52,14 @@ class Keyboard:
                 self._spare.append(keycode)
         self.shift = self._keys[XK.XK_Shift_L][0]
 
-    def named(self, name: str) -> tuple[int, bool] | None:
-        """Key code of a key by its name or its character, and whether it needs shift."""
+    def key_of(self, name: str) -> tuple[int, bool] | None:
+        """Return (key code, whether it needs shift) for a key's name or character; None if there is none."""
         if len(name) == 1:
             return self.write(name)
         return self._keys.get(XK.string_to_keysym(_NAMES.get(name, "")))
 
     def write(self, character: str) -> tuple[int, bool] | None:
-        """Return the key that writes a character; None if no key can."""
+        """Return (key code, whether it needs shift) to write a character; None if no key can."""
         keysym = _keysym(character)
         if keysym is None:
             return None
@@ -68,7 +68,7 @@ class Keyboard:
         return self._keys.get(keysym)
 
     def takes_back(self, character: str) -> bool:
-        """Whether `write` would take the key of another character for this one."""
+        """Return True if `write` would take another character's key for this one."""
         keysym = _keysym(character)
         return keysym is not None and keysym not in self._keys and not self._spare
 
@@ -86,25 +86,31 @@ class Keyboard:
 
 
 class X11InputController:
-    """Mouse and keyboard of one display. `handled` waits until applications have handled their events."""
+    """A controller of mouse and keyboard of one display.
+
+    `wait_handled` waits until applications have handled their events.
+    """
 
     def __init__(
-        self, display: Display, width: int, height: int, handled: Callable[[], None]
+        self, display: Display, width: int, height: int, wait_handled: Callable[[], None]
     ) -> None:
         self._display = display
         self._size = (width, height)
-        self._handled = handled
+        self._wait_handled = wait_handled
         self._keyboard = Keyboard(display)
-        self._pressed = (-math.inf, 0, 0)  # the last press: when, where
+        self._last_press = (-math.inf, 0, 0)  # (time, x, y)
         self._machine = InputMachine(
             STRIDE,
-            lambda key: self._keyboard.named(key) is not None,
+            lambda key: self._keyboard.key_of(key) is not None,
             adds_shift=True,
             pointer=(width // 2, height // 2),  # where an X server puts it
         )
 
     def perform(self, action: Action) -> None:
-        """Perform `action` and wait for the server; nothing for one off the screen. Raises EnvError."""
+        """Perform `action` and wait for the server; an action off the screen does nothing.
+
+        Raises EnvError.
+        """
         if within(action, self._size) == action:
             self._perform(self._machine.events_of(action))
 
@@ -124,33 +130,33 @@ class X11InputController:
                     self._turn(_DOWN if dy > 0 else _UP, abs(dy))
                     self._turn(_RIGHT if dx > 0 else _LEFT, abs(dx))
                 case Key(name=name, down=down):
-                    if key := self._keyboard.named(name):
+                    if key := self._keyboard.key_of(name):
                         self._display.key(key[0], down)
                 case Text(text=text):
                     self._type(text)
         self._display.sync()
 
     def _move(self, event: Moved) -> None:
-        """While a button is down, applications are waited for at each move.
+        """Move the pointer; in a drag, wait for the applications after each stride.
 
-        They decide at the first moves whether this is a drag, and ask each widget that it passes
-        whether it accepts a drop; both while events wait.
+        At the first moves they decide whether this is a drag, and they ask each widget under the pointer
+        whether it accepts a drop, while further events wait.
         """
         if event.strides > 1:
-            self._handled()
+            self._wait_handled()
         for x, y in event.points():
             self._display.move(round(x), round(y))
             if event.strides > 1:
-                self._handled()
+                self._wait_handled()
 
     def _button(self, event: Button) -> None:
         if event.down and event.count == 1:
             self._display.move(*event.at)
-            when, *last = self._pressed
-            if math.dist(event.at, last) < DOUBLE_CLICK_PX:  # it is no part of a double click
+            when, *last = self._last_press
+            if math.dist(event.at, last) < DOUBLE_CLICK_PX:  # else it would be a double click
                 time.sleep(max(0.0, when + DOUBLE_CLICK_S - time.monotonic()))
         if not event.down:
-            self._pressed = (time.monotonic(), *event.at)
+            self._last_press = (time.monotonic(), *event.at)
         self._display.button(_BUTTONS[event.name], event.down)
 
     def _turn(self, button: int, notches: int) -> None:
@@ -160,7 +166,7 @@ class X11InputController:
     def _type(self, text: str) -> None:
         for character in text:
             if self._keyboard.takes_back(character):
-                self._handled()  # earlier keystrokes are read with the earlier keyboard map
+                self._wait_handled()  # applications read earlier keystrokes with the earlier keyboard map
             key = self._keyboard.write(character)
             if key is not None:
                 self._strike(*key)
@@ -176,7 +182,7 @@ class X11InputController:
 
 
 def _keysym(character: str) -> int | None:
-    """X11's number of a character."""
+    """Return X11's keysym of a character; None if it has none."""
     if character in "\n\r":
         return int(XK.XK_Return)
     if character == "\t":

@@ -1,16 +1,16 @@
-"""The keeper of one desktop: starts its processes, watches them, and ends every one of them.
+"""The keeper of one desktop: a process that starts the desktop's programs, watches them and ends them all.
 
-A process of its own, run by path with the standard library alone. It drops root, sets limits, adopts
-the orphans of its children (PR_SET_CHILD_SUBREAPER) and, on command or when its owner has ended in
-any way, kills all of them and removes the desktop's folder.
+It is run by path, with only the standard library. It drops root, sets limits and adopts the orphans of its
+children (PR_SET_CHILD_SUBREAPER). On command, or when its owner has ended in any way, it kills all of them
+and removes the desktop's folder.
 
-    Keeper         one desktop: commands in, events out, the end
-    descendants    process ids of all it started, adopted ones included
+    Keeper         reads commands, starts programs, reports events, ends everything
+    descendants    returns the process ids of all children of a process, adopted ones included
 
-Owner -> keeper, a JSON line each: {"name", "command", "env"} starts a program; `-displayfd` of Xvfb
-is descriptor DISPLAY_FD. The end of this pipe ends the desktop. Keeper -> owner: {"display": number},
-{"started": name, "pid"}, {"exited": name, "pid", "status"} (as in subprocess: negative is a signal),
-{"over": why}. See envs/suites/desktop/desktop.py for the other side.
+The owner (envs/suites/desktop/desktop.py) sends JSON lines: {"name", "command", "env"} starts a program;
+`-displayfd` of Xvfb is descriptor DISPLAY_FD. The end of this pipe ends the desktop. The keeper sends
+{"display": number}, {"started": name, "pid"}, {"exited": name, "pid", "status"} (a negative status is a
+signal, as in subprocess) and {"over": why}.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 SERVER = "Xvfb"
-GUARD_S = 1.0  # between checks of memory and number of processes
-END_S = 5.0  # that killing all processes may take
-POLITE_S = 0.5  # that the X server has to remove its lock and socket
+GUARD_S = 1.0  # seconds between checks of memory and number of processes
+END_S = 5.0  # seconds that killing all processes may take
+POLITE_S = 0.5  # seconds that the X server has to remove its lock and socket
 OPEN_FILES = 1024
 FILE_BYTES = 256 << 20  # largest file that a program may write
 ADDRESS_BYTES = 8 << 30  # address space of one process
@@ -45,7 +45,10 @@ _libc = ctypes.CDLL(None)
 
 
 class Keeper:
-    """One desktop. `plan` holds folder, uid, gid, memory_mb, processes and vital (names)."""
+    """The keeper of one desktop.
+
+    `plan` has folder, uid, gid, memory_mb, processes and vital (program names).
+    """
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
         self._plan = plan
@@ -62,7 +65,7 @@ class Keeper:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal: the owner decides
 
     def run(self) -> None:
-        """Keep the desktop until its owner or one of its vital programs ends."""
+        """Keep the desktop until its owner or one of its vital programs ends, then end everything."""
         rest = number = b""
         guarded = time.monotonic()
         try:
@@ -118,11 +121,11 @@ class Keeper:
         tell(started=name, pid=program.pid)
 
     def _reap(self) -> str:
-        """Reap and report ended processes; returns why the desktop is over, if it is."""
+        """Reap and report the processes that ended; return why the desktop is over, "" if it is not."""
         over = ""
         with suppress(ChildProcessError):
-            while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                pid, status = found
+            while (child := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = child
                 name = self._programs.pop(pid, "")
                 if not name:
                     continue
@@ -134,7 +137,7 @@ class Keeper:
         return over
 
     def _last_line(self, name: str) -> str:
-        """Return the last line that a program wrote, if any."""
+        """Return the last line that a program wrote after ": ", or ""."""
         with suppress(OSError):
             log = Path(self._plan["folder"]) / f"{name}.log"
             lines = log.read_text(errors="replace").strip().splitlines()
@@ -171,15 +174,15 @@ class Keeper:
             _kill(pid, signal.SIGKILL)
         return not pids
 
-    def _wait(self, seconds: float, done: Callable[[], bool]) -> None:
+    def _wait(self, seconds: float, is_done: Callable[[], bool]) -> None:
         until = time.monotonic() + seconds
-        while not done() and time.monotonic() < until:
+        while not is_done() and time.monotonic() < until:
             time.sleep(0.005)
             self._reap()
 
 
 def descendants(root: int) -> list[int]:
-    """Process ids of all children of `root`, their children, and so on; zombies too."""
+    """Return the process ids of all children of `root`, their children and so on, with zombies."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -194,7 +197,7 @@ def descendants(root: int) -> list[int]:
 
 
 def anonymous_mb(pid: int) -> float:
-    """Memory of a process that no file backs, MB; 0 if it is gone."""
+    """Return the memory of a process that no file backs, MB; 0 if the process is gone."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("RssAnon:"):
@@ -209,7 +212,7 @@ def tell(**event: Any) -> None:
 
 
 def drop_root(uid: int, gid: int) -> None:
-    """Become another user for good, if we are root."""
+    """Become another user permanently, if this process is root."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(gid, gid, gid)
@@ -217,7 +220,7 @@ def drop_root(uid: int, gid: int) -> None:
 
 
 def set_limits() -> None:
-    """Limits of this process and of all it will start."""
+    """Set the limits of this process and of all processes that it starts."""
     for what, limit in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
@@ -240,7 +243,7 @@ def _kill(pid: int | None, how: signal.Signals) -> None:
 
 
 def main() -> None:
-    """Keep the desktop that the first argument plans."""
+    """Keep the desktop that the first argument describes."""
     plan = json.loads(sys.argv[1])
     os.umask(0o077)
     drop_root(plan["uid"], plan["gid"])

@@ -1,14 +1,15 @@
-"""The screen: Xvfb's framebuffer, read from the file that it maps.
+"""The screen of a desktop: Xvfb's framebuffer, which is read from the file that Xvfb maps.
 
-    Framebuffer   the pixels as they are now
-    settle        wait until the screen has settled
-    encode        pixels -> PNG or JPEG
+    Framebuffer      reads the present pixels
+    settle           waits until the screen has settled
+    encode           encodes pixels as PNG or JPEG
+    ticks, children  the processor time and the children of a process
 
-Xvfb keeps its pixels in a file (-fbdir, in xwd's format). Reading them is a copy of memory: no round
-trip, no X library, no waiting for a hanging server. The pointer is in the picture.
+Xvfb keeps its pixels in a file (-fbdir, in xwd's format). Reading them is a copy of memory, without a round
+trip, an X library or a wait for a server that hangs. The pointer is in the picture.
 
-CPU time of processes (ticks, children) is read from /proc, not by psutil: its children() reads every process of
-the host, and these are read again and again while a screen settles.
+`ticks` and `children` read /proc instead of calling psutil, whose children() reads all processes of the host:
+they are called again and again while a screen settles.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _BITS = 32
 
 
 class Framebuffer:
-    """The pixels of one Xvfb, BGRX rows. Raises EnvError if its file is not as expected."""
+    """The pixels of one Xvfb, as BGRX rows. Raises EnvError if its file has another format."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "Xvfb_screen0"
@@ -62,20 +63,20 @@ class Framebuffer:
 def settle(
     screen: Framebuffer, busy: Callable[[], int], quiet_s: float, deadline_s: float
 ) -> bytes:
-    """Return the pixels once nothing has changed for `quiet_s`, or as they are after `deadline_s`.
+    """Return the pixels as soon as nothing has changed for `quiet_s`, at the latest after `deadline_s`.
 
-    Neither the pixels nor `busy` may change; `busy` changes while an application computes: on a busy
-    host it may need longer than `quiet_s` for its next pixel.
+    Neither the pixels nor the value of `busy()` may change. The value changes while an application computes,
+    which on a busy host may need longer than `quiet_s` for its next pixel.
     """
     began = since = time.monotonic()
-    seen, work = screen.read(), busy()
+    pixels, work = screen.read(), busy()
     while True:
         time.sleep(POLL_S)
-        now, pixels, worked = time.monotonic(), screen.read(), busy()
-        if pixels != seen or worked != work:
-            seen, work, since = pixels, worked, now
+        now, new_pixels, new_work = time.monotonic(), screen.read(), busy()
+        if new_pixels != pixels or new_work != work:
+            pixels, work, since = new_pixels, new_work, now
         if now - since >= quiet_s or now - began >= deadline_s:
-            return seen
+            return pixels
 
 
 def encode(pixels: bytes, width: int, height: int, encoding: ImageEncoding) -> bytes:
@@ -90,7 +91,7 @@ def encode(pixels: bytes, width: int, height: int, encoding: ImageEncoding) -> b
 
 
 def ticks(pid: int) -> int:
-    """Processor time of a process, hundredths of a second; one that waits for a core counts on."""
+    """Return a number that changes while a process computes or waits for a core: its processor ticks."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -102,6 +103,8 @@ def ticks(pid: int) -> int:
 def children(pid: int) -> list[int]:
     """Return the processes that the first thread of a process started, such as GIMP's plug-ins."""
     try:
-        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     except OSError:
         return []

@@ -1,8 +1,9 @@
 """One task on one desktop: its files, its applications, its actions and its screen.
 
 DesktopSession   a desktop with a task's files and applications on it
-STEPS     steps of `config` and `postconfig` besides the files of envs/suites/desktop/files.py
-PROGRAMS  programs of this suite by their apt packages
+STEPS            steps of `config` and `postconfig`, except those that make files
+                 (envs/suites/desktop/files.py)
+PROGRAMS         programs of this suite -> their apt packages
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ PROGRAMS: Mapping[str, str] = {
 
 SETTLE_AT_MOST_S = 3.0  # after an action; something that moves by itself never settles
 KEY_SETTLE_S = 0.28  # after keys that press buttons: GTK shows them pressed for 250 ms
-START_TIMES = 3.0  # times the deadline, for an application on a busy host: GIMP took 40 s
+START_TIMES = (
+    3.0  # deadlines that the start of an application may take: GIMP took 40 s on a busy host
+)
 OPEN_SETTLE_S = 0.4  # an application that has just opened draws in bursts
 OPEN_AT_MOST_S = 10.0
-MOST_WINDOWS = 5  # that one action may open or close in a row
+MOST_WINDOWS = 5  # windows that one action may open or close in a row
 
 _PRESSES = frozenset({"enter", "return", "space", " ", "alt", "escape", "esc"})
 _OFFICE = ("--norestore", "--nologo", "--nolockcheck", "--nofirststartwizard")
@@ -49,7 +52,7 @@ _PICTURES = (".png", ".jpg", ".bmp")
 
 
 class DesktopSession:
-    """A desktop where a task has been set up. Raises EnvError and TaskError."""
+    """A desktop on which a task has been set up. Raises EnvError and TaskError."""
 
     def __init__(
         self,
@@ -81,12 +84,12 @@ class DesktopSession:
             raise
 
     def arrange(self, steps: Iterable[SetupStep]) -> None:
-        """Do set-up steps in turn."""
+        """Perform set-up steps in turn."""
         for step in steps:
             _do(step, STEPS[step.type], self)
 
     def act(self, action: Action) -> bytes:
-        """Perform an action; the pixels once the screen has settled."""
+        """Perform an action and return the pixels once the screen has settled."""
         self.desktop.check()
         with self.desktop.bounded(f"action {action.kind}"):
             self._input.perform(action)
@@ -110,7 +113,7 @@ class DesktopSession:
         return pixels
 
     def scene(self, answer: str | None) -> GetterContext:
-        """Return what an evaluator may read."""
+        """Return the parts of the episode that an evaluator may read."""
 
         def clipboard() -> str | None:
             with self.desktop.bounded("reading the clipboard"):
@@ -123,12 +126,12 @@ class DesktopSession:
     def launch(self, command: Sequence[str], window: str = "") -> None:
         """Start a program and wait for its window, whose title holds `window`, to be ready."""
         with self.desktop.bounded(f"starting {command[0]}", START_TIMES + 1):
-            before = {each.id for each in self._display.windows()}
+            before = {one.id for one in self._display.windows()}
             self.desktop.launch(Path(command[0]).name, command)
 
             def opened() -> bool:
-                fresh = [each for each in self._display.windows() if each.id not in before]
-                return any(window in each.title for each in fresh)
+                fresh = [one for one in self._display.windows() if one.id not in before]
+                return any(window in one.title for one in fresh)
 
             self.desktop.wait_for(opened, f"{command[0]} opened no window {window!r}", START_TIMES)
             self._wait_handled()
@@ -148,13 +151,13 @@ class DesktopSession:
             self.launch(["mousepad", "--disable-server", str(place)], place.name)
 
     def activate_window(self, window_name: str) -> None:
-        """Give the focus to the window whose title holds a text."""
+        """Give the focus to the window whose title contains `window_name`."""
         with self.desktop.bounded(f"activating {window_name}"):
             self._display.activate(self._find(window_name).id)
         self.look()
 
     def close_window(self, window_name: str) -> None:
-        """Close the window whose title holds a text, as its close button does."""
+        """Close the window whose title contains `window_name`, as its close button does."""
         with self.desktop.bounded(f"closing {window_name}"):
             self._display.close_window(self._find(window_name).id)
         self.look()
@@ -164,7 +167,7 @@ class DesktopSession:
         self.act(KeyPress(keys=keys))
 
     def close(self) -> None:
-        """End it; may be called twice."""
+        """End the desktop; may be called twice."""
         self.desktop.close()
 
     @property
@@ -179,7 +182,7 @@ class DesktopSession:
         raise EnvError(f"no window {title!r} is open")
 
     def _wait_handled(self) -> None:
-        """Until the application with the focus has handled its events. Raises EnvError."""
+        """Wait until the application with the focus has handled its events. Raises EnvError."""
         deadline_s = self.settings.deadline_s
         for _ in range(MOST_WINDOWS):
             window = self._display.active()
@@ -210,7 +213,7 @@ def _do(step: SetupStep, function: Callable[..., None], on: object) -> None:
 
 
 def presses_button(action: Action) -> bool:
-    """Whether an action may press a button by the keyboard, as Enter does in a dialog."""
+    """Return True if an action may press a button by the keyboard, as Enter does in a dialog."""
     match action:
         case Type(text=text):
             return "\n" in text
@@ -224,6 +227,6 @@ def presses_button(action: Action) -> bool:
 
 def check_step(step: SetupStep) -> None:
     """Raise TaskError for a set-up step that does not exist."""
-    known = sorted((*MAKERS, *STEPS))
-    if step.type not in known:
-        raise TaskError(f"no set-up step {step.type!r}; there are {', '.join(known)}")
+    kinds = sorted((*MAKERS, *STEPS))
+    if step.type not in kinds:
+        raise TaskError(f"no set-up step {step.type!r}; there are {', '.join(kinds)}")

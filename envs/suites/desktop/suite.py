@@ -1,7 +1,7 @@
 """Suite `desktop`: its task files, its options, and what must be installed.
 
-Nothing here needs the packages of the extra `desktop`: tasks can be listed without them. Tasks have optional
-requirements of their own: GIMP, or the accessibility tree (missing_packages).
+This module does not import the packages of the extra `desktop`, so that tasks can be listed without them.
+Some tasks have further requirements: GIMP, or the accessibility tree (missing_packages).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ PYTHON_PACKAGES = ("Xlib", "docx", "openpyxl", "pptx")
 
 
 class DesktopSuite:
-    """Tasks of a folder of task files; a malformed one is logged and left out.
+    """The tasks of a folder of task files. A malformed file is logged and left out.
 
-    Tasks that need an optional part that is not installed are left out (envs/suites/desktop/suite.py).
+    Tasks that need an optional part that is not installed are left out as well.
     """
 
     name = "desktop"
@@ -42,17 +42,17 @@ class DesktopSuite:
         self.errors = loaded.errors
         for error in loaded.errors:
             logger.error("left out: %s", error)
-        missing = {each.id: missing_packages(each) for each in loaded.tasks.values()}
+        missing = {file.id: missing_packages(file) for file in loaded.tasks.values()}
         packages = sorted({name for names in missing.values() for name in names})
         if packages:
             left_out = ", ".join(task_id for task_id, names in missing.items() if names)
             logger.info("left out: %s; to play them: apt install %s", left_out, " ".join(packages))
         self.files = {
-            f"{self.name}/{each.id}": each for each in loaded.tasks.values() if not missing[each.id]
+            f"{self.name}/{file.id}": file for file in loaded.tasks.values() if not missing[file.id]
         }
         self.tasks: Mapping[str, Task] = {
-            name: each.task(self.name, application=each.snapshot)
-            for name, each in self.files.items()
+            name: file.task(self.name, application=file.snapshot)
+            for name, file in self.files.items()
         }
 
     @checked
@@ -67,12 +67,12 @@ class DesktopSuite:
         memory_mb: Annotated[int, Field(ge=512)] = 2048,
         observe: Sequence[ObservedKind] = (),
     ) -> GuiEnv:
-        """Return an environment with a display of its own.
+        """Return an environment with its own display.
 
-        After an action it waits until the screen has not changed for `settle_ms`; a call that hangs
-        for `deadline_s` breaks the episode. If we are root, applications run as `user`.
-        `memory_mb` is for all programs of a desktop. Raises TaskError, and MissingPartError if
-        a package is not installed; programs are looked for at the first reset.
+        After an action it waits until the screen has not changed for `settle_ms`; a call that hangs for
+        `deadline_s` breaks the episode. If this process is root, applications run as `user`. `memory_mb` is
+        the limit of all programs of a desktop together. Raises TaskError, and MissingPartError if a package
+        is not installed; a missing program is an error of the first reset.
         """
         width, height = size
         if not (800 <= width <= 3840 and 600 <= height <= 2160):
@@ -93,7 +93,7 @@ class DesktopSuite:
         )
 
     def check_parts(self, *, observe: Sequence[ObservedKind] = (), **_: object) -> None:
-        """Raise MissingPartError where a program or a package is not installed."""
+        """Raise MissingPartError if a program or a package is not installed."""
         _check_packages()
         from envs.suites.desktop.host_resources import find_programs
         from envs.suites.desktop.session import PROGRAMS
@@ -106,7 +106,7 @@ class DesktopSuite:
 
 
 def _check_packages() -> None:
-    """Raise MissingPartError where a Python package is not installed."""
+    """Raise MissingPartError if a Python package is not installed."""
     if any(importlib.util.find_spec(package) is None for package in PYTHON_PACKAGES):
         raise MissingPartError(
             "packages of suite desktop are not installed: pip install -e '.[desktop]' in dart's folder"
@@ -114,11 +114,11 @@ def _check_packages() -> None:
 
 
 APPLICATIONS = ("gimp",)
-"""Optional ones: `snapshot` of their tasks, program and apt package alike."""
+"""Optional applications: the name of the program, of its apt package, and the `snapshot` of its tasks."""
 
 
 def missing_packages(task: TaskFile) -> list[str]:
-    """Return the packages to install, [] if none."""
+    """Return the apt packages that a task needs and that are not installed."""
     missing = [
         name
         for name in APPLICATIONS

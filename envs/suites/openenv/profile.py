@@ -1,14 +1,19 @@
-"""A profile: what an environment's observations, actions and rewards are, in TOML.
+"""A profile: a description in TOML of an environment's observations, actions and rewards.
 
-    read_profile    a shipped profile by its name, or a file; everything in it is checked
-    Profile         what it says
-    at              the value at a path such as `info.screen`
-    Templates       our actions as the environment's payloads: payloads_of(action, size)
-    read_templates  the table [actions] of a profile
+    read_profile    reads and checks a profile, by the name of a shipped one or by its path
+    Profile         the contents of a profile
+    at              returns the value at a path such as `info.screen`
+    Templates       turns dart's actions into the environment's payloads: payloads_of(action, size)
+    read_templates  reads the tables [actions] and [keys] of a profile
 
-A template is any TOML value, nothing of which is evaluated. In it "$x" stands for the value of that name, with its
-type, and `{ "$call" = ["mouse_click", "$x", "$y"] }` for a call written as text, `mouse_click(3, 4)`, whose arguments
-are Python literals; "$calls" for several, a line each. Any other text is itself; "$$" begins a text with "$".
+A template is any TOML value; no part of it is executed. In a template:
+
+    "$x"                                        stands for the value of that name, with its type
+    { "$call" = ["mouse_click", "$x", "$y"] }   stands for a call as text, `mouse_click(3, 4)`, with Python
+                                                literals
+    { "$calls" = [[...], [...]] }               stands for several calls, one in each line
+    "$$..."                                     is a text that begins with "$"; any other text stands for
+                                                itself
 """
 
 from __future__ import annotations
@@ -40,21 +45,21 @@ class _Table(BaseModel):
 
 
 class ObservationTable(_Table):
-    """Where things are in the observation."""
+    """The paths of the parts of an observation."""
 
     screenshot: _Path
     encoding: Literal["list", "base64", "data_url"]
     """A nested list of numbers [height, width, 3], or an encoded image as text."""
     shape: _Path | None = None
-    """Of a flat list: where its [height, width, 3] is."""
+    """For a flat list, the path of its [height, width, 3]."""
     instruction: _Path | None = None
-    """None, or nothing there: the task's own."""
+    """The path of the instruction. If there is none, the task's instruction is used."""
     failed: _Path | None = None
-    """What is true, or a text, where the last action failed."""
+    """The path of a value that is true, or a text, if the last action failed."""
     error: _Path | None = None
-    """A text that says why an observation has no screenshot."""
+    """The path of a text with the reason why an observation has no screenshot."""
     no_screenshot: str = ""
-    """What to do where there is none."""
+    """Advice to the user for an observation without a screenshot."""
 
 
 class RewardTable(_Table):
@@ -63,31 +68,31 @@ class RewardTable(_Table):
     of: Literal["last", "sum", "max"] = "last"
     low: float = 0.0
     high: float = 1.0
-    """These become 0 and 1, what is outside them too."""
+    """Rewards from `low` to `high` are scaled to [0, 1]."""
     clip: bool = False
-    """False: a reward outside [low, high] makes the episode invalid."""
+    """Whether a reward outside [low, high] is clipped; otherwise it makes the episode invalid."""
     pass_from: float | None = None
-    """The reward, as the server gives it, from which an episode passes; None: where the reward within [0, 1] is 1."""
+    """The server's reward from which an episode passes; None: it passes if the scaled reward is 1."""
 
 
 class ResetTable(_Table):
-    """What a reset is asked for."""
+    """The arguments of a reset."""
 
     seed: str = "seed"
-    """The argument that gets the seed; empty: none."""
+    """The argument that gets the seed; empty if there is none."""
     arguments: dict[str, Any] = {}
-    """Those of every task."""
+    """Arguments of the resets of all tasks."""
 
 
 class RefusedTable(_Table):
-    """Actions that the environment takes unless its server does not know them at all."""
+    """Actions that fail only if the server does not support them."""
 
     actions: list[str]
     cure: str
 
 
 class TaskTable(_Table):
-    """One task."""
+    """A task."""
 
     id: _Name
     instruction: str = ""
@@ -111,7 +116,7 @@ class _Profile(_Table):
 
 
 class Profile:
-    """What a profile says."""
+    """The contents of a profile. Raises TaskError if they contradict each other."""
 
     def __init__(self, file: _Profile, suite: str) -> None:
         self.name = file.name
@@ -125,54 +130,54 @@ class Profile:
         if not file.reward.low < file.reward.high:
             raise TaskError("reward.low must be below reward.high")
         self.tasks: dict[str, tuple[Task, Mapping[str, Any]]] = {}
-        for each in file.tasks:
+        for entry in file.tasks:
             task = Task(
-                f"{file.name}/{each.id}",
+                f"{file.name}/{entry.id}",
                 suite,
-                each.instruction,
-                max_steps=each.max_steps or file.max_steps,
-                split="heldout" if each.heldout else "train",
-                params=each.reset,
+                entry.instruction,
+                max_steps=entry.max_steps or file.max_steps,
+                split="heldout" if entry.heldout else "train",
+                params=entry.reset,
             )
             if task.id in self.tasks:
-                raise TaskError(f"tasks: {each.id} is there twice")
-            self.tasks[task.id] = (task, {**file.reset.arguments, **each.reset})
+                raise TaskError(f"tasks: {entry.id} is there twice")
+            self.tasks[task.id] = (task, {**file.reset.arguments, **entry.reset})
 
 
 def shipped_profiles() -> list[str]:
-    """Return the names of the profiles that ship."""
+    """Return the names of the profiles that ship with dart."""
     folder = files("envs.suites.openenv").joinpath("profiles")
-    return sorted(each.name.removesuffix(".toml") for each in folder.iterdir())
+    return sorted(file.name.removesuffix(".toml") for file in folder.iterdir())
 
 
-def read_profile(named: str, suite: str) -> Profile:
-    """Return a shipped profile, or that of a file. Raises TaskError that names the place."""
+def read_profile(name: str, suite: str) -> Profile:
+    """Return the shipped profile or the profile file `name`. Raises TaskError that names the place."""
     try:
-        text = _text_of(named)
+        text = _text_of(name)
         return Profile(_Profile.model_validate(tomllib.loads(text)), suite)
     except ValidationError as error:
-        raise TaskError(f"profile {named}: {first_problem(error)}") from None
+        raise TaskError(f"profile {name}: {first_problem(error)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TaskError(f"profile {named}: no TOML: {error}") from None
+        raise TaskError(f"profile {name}: no TOML: {error}") from None
     except TaskError as error:
-        raise TaskError(f"profile {named}: {error}") from None
+        raise TaskError(f"profile {name}: {error}") from None
 
 
 def at(value: object, path: str | None) -> object:
-    """Return what stands at a path; None where there is nothing, or no path."""
+    """Return the value at a path; None if there is no value or no path."""
     for part in path.split(".") if path else ():
         value = value.get(part) if isinstance(value, dict) else None
     return value if path else None
 
 
-def _text_of(named: str) -> str:
+def _text_of(name: str) -> str:
     shipped = shipped_profiles()
-    if named in shipped:
-        return files("envs.suites.openenv").joinpath("profiles", f"{named}.toml").read_text("utf-8")
-    file = Path(named).expanduser()
-    if not named.endswith(".toml"):
+    if name in shipped:
+        return files("envs.suites.openenv").joinpath("profiles", f"{name}.toml").read_text("utf-8")
+    file = Path(name).expanduser()
+    if not name.endswith(".toml"):
         raise TaskError(
-            f"there is none of this name{did_you_mean(named, shipped)}; shipped are {', '.join(shipped)}, "
+            f"there is none of this name{did_you_mean(name, shipped)}; shipped are {', '.join(shipped)}, "
             "your own is path/to/profile.toml"
         )
     try:
@@ -201,7 +206,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "fail": (),
     "answer": ("text",),
 }
-"""Action -> the values that its templates may name; docs/environments/openenv.md says what each is."""
+"""Action -> the values that its templates may name; docs/environments/openenv.md explains each value."""
 
 
 _BUTTONS = ("left", "right", "middle")
@@ -211,29 +216,30 @@ Template = Any
 
 @dataclass(frozen=True)
 class Templates:
-    """What performs each kind of action; one that is left out does nothing there."""
+    """The template of each kind of action. A kind without a template does nothing."""
 
-    by_kind: Mapping[str, Template]  # kind, or kind:button
-    keys: Mapping[str, str]  # our name of a key -> the environment's
+    by_kind: Mapping[str, Template]  # by kind, or by kind:button
+    keys: Mapping[str, str]  # dart's name of a key -> the environment's
     join: str  # between the keys of a combination
-    notch_px: int  # of a wheel
+    notch_px: int  # pixels of a notch of the wheel
 
     def payloads_of(self, action: Action, size: tuple[int, int]) -> list[Any]:
-        """Return the payloads that perform `action` on a screen of `size`; none where it does nothing.
+        """Return the payloads that perform `action` on a screen of `size`; [] if it does nothing.
 
-        A template that names no button is for the left one, and one that names no modifiers for none; one that
-        names a place does nothing for an action without one.
+        A template that does not name `$button` is only for the left button, and one that does not name
+        `$modifiers` only for clicks without them. A template that names a point does nothing for an action
+        without one.
         """
         button = getattr(action, "button", "left")
         template = self.by_kind.get(f"{action.kind}:{button}")
         if template is None:
             template = self.by_kind.get(action.kind)
-            if button != "left" and "button" not in set(_named(template)):
+            if button != "left" and "button" not in set(_value_names(template)):
                 return []
-        named, values = set(_named(template)), self._values(action, size)
-        if template is None or any(values[name] is None for name in named):
+        names, values = set(_value_names(template)), self._values(action, size)
+        if template is None or any(values[name] is None for name in names):
             return []
-        if getattr(action, "modifiers", ()) and "modifiers" not in named:
+        if getattr(action, "modifiers", ()) and "modifiers" not in names:
             return []
         filled = _filled(template, values)
         return filled if isinstance(template, list) else [filled]
@@ -278,30 +284,33 @@ class Templates:
 def read_templates(
     actions: Mapping[str, Template], keys: Mapping[str, str], join: str, notch_px: int
 ) -> Templates:
-    """Return the tables [actions] and [keys] of a profile. Raises TaskError that names the template."""
+    """Return the templates of a profile's tables [actions] and [keys].
+
+    Raises TaskError that names the template.
+    """
     for name, template in actions.items():
         kind, colon, button = name.partition(":")
         if kind not in VALUES:
             raise TaskError(f"actions.{name}: no action {kind!r}{did_you_mean(kind, VALUES)}")
         if colon and ("button" not in VALUES[kind] or button not in _BUTTONS):
             raise TaskError(f"actions.{name}: a button is {', '.join(_BUTTONS)}")
-        for value in _named(template, f"actions.{name}"):
+        for value in _value_names(template, f"actions.{name}"):
             if value not in VALUES[kind]:
-                known = ", ".join(f"${each}" for each in VALUES[kind]) or "none"
-                raise TaskError(f"actions.{name}: {kind} has no ${value}; its values are {known}")
+                values = ", ".join(f"${value_name}" for value_name in VALUES[kind]) or "none"
+                raise TaskError(f"actions.{name}: {kind} has no ${value}; its values are {values}")
     return Templates(actions, keys, join, notch_px)
 
 
-def _named(template: Template, where: str = "") -> Iterator[str]:
-    """Yield the values that a template names; checks its calls where `where` is given."""
+def _value_names(template: Template, where: str = "") -> Iterator[str]:
+    """Yield the names of values in a template. If `where` is set, check its calls; errors name `where`."""
     if isinstance(template, dict):
         if where:
             _check_calls(template, where)
         for value in template.values():
-            yield from _named(value, where)
+            yield from _value_names(value, where)
     elif isinstance(template, list):
         for value in template:
-            yield from _named(value, where)
+            yield from _value_names(value, where)
     elif isinstance(template, str) and template.startswith("$") and not template.startswith("$$"):
         yield template[1:]
 
@@ -337,8 +346,8 @@ def _filled(template: Template, values: Mapping[str, Any]) -> Any:
 
 
 def _call(call: list[Any], values: Mapping[str, Any]) -> str:
-    """`name(literal, ...)`: a text stays one, whatever is in it."""
-    return f"{call[0]}({', '.join(repr(_filled(each, values)) for each in call[1:])})"
+    """Return a call as text, `name(literal, ...)`. A text argument is quoted, whatever it contains."""
+    return f"{call[0]}({', '.join(repr(_filled(argument, values)) for argument in call[1:])})"
 
 
 def _point(x: int, y: int, size: tuple[int, int], suffix: str) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""One session at an OpenEnv server: a WebSocket, one request at a time, one reply to each.
+"""A session at an OpenEnv server: a WebSocket, one request at a time, one reply to each.
 
-Session           connects; request raises EnvError
-Reply             an observation with its reward
-CapacityError     the server has as many sessions as it may
-ClosedError       the connection is gone: the server ended or restarted
-import_websockets the package, or how to get it
+Session            a session, which connects when it is made; its requests raise EnvError
+Reply              an observation with its reward
+CapacityError      the server has as many sessions as it may
+ClosedError        the connection is gone: the server ended or restarted
+import_websockets  returns the package, or raises an error with the install step
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from bus.errors import EnvError, MissingPartError, first_line
 from envs.tools.remote.images import CutNumbers, cut_numbers
@@ -26,13 +26,13 @@ from envs.tools.remote.servers import Access, Address, UnreachableError, excerpt
 INSTALL = "pip install -e '.[openenv]' in dart's folder"
 CLOSE_S = 2.0
 
-_CURES = {
+_FIXES = {
     "CAPACITY_REACHED": "start the server with a greater max_concurrent_envs, name more servers in "
     "env.options.url, or set env.slots to what they hold",
-    "FACTORY_ERROR": "the server cannot make its environment; its log says why",
+    "FACTORY_ERROR": "the server cannot make its environment; its log has the reason",
     "VALIDATION_ERROR": "the environment does not take this payload: correct [actions] or [reset] of the "
     "profile",
-    "UNKNOWN_TYPE": "the server does not speak OpenEnv's messages reset, step and close",
+    "UNKNOWN_TYPE": "the server does not support OpenEnv's messages reset, step and close",
 }
 
 
@@ -46,16 +46,18 @@ class ClosedError(EnvError):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a reset or a step gave."""
+    """The answer to a reset or a step."""
 
     observation: Mapping[str, Any]
     reward: float | None
-    done: bool
-    pixels: CutNumbers | None  # the screenshot, where it is a list of numbers; read apart
+    is_done: bool
+    pixels: (
+        CutNumbers | None
+    )  # the screenshot, if it is a list of numbers, which is read separately
 
 
 class Session:
-    """A session, from its first request on. Not thread-safe."""
+    """A session at a server. Not thread-safe."""
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class Session:
         reply_mb: float,
         numbers: str | None,
     ) -> None:
-        """Connect within `connect_s` seconds. `numbers` is the key whose list of numbers is read apart."""
+        """Connect within `connect_s`. `numbers` is the key whose list of numbers is read separately."""
         self.address = address
         self._numbers = numbers
         self._reply_mb = reply_mb
@@ -74,11 +76,11 @@ class Session:
         self._websocket: Any = self._open(address, access, connect_s)
 
     def request(self, kind: str, data: object, deadline_s: float) -> Reply:
-        """Send `reset` or `step`, and the observation that answers it. Raises EnvError."""
+        """Send `reset` or `step`, and return the reply. Raises EnvError."""
         exceptions = import_websockets().exceptions
         until = time.monotonic() + deadline_s
         try:
-            # What the server said before it closed may still be read.
+            # A message that the server sent before it closed the connection can still be read.
             with contextlib.suppress(exceptions.ConnectionClosed):
                 self._websocket.send(json.dumps({"type": kind, "data": data}))
             raw = self._websocket.recv(timeout=max(0.0, until - time.monotonic()), decode=False)
@@ -91,7 +93,7 @@ class Session:
         return self._read(kind, raw if isinstance(raw, bytes) else raw.encode())
 
     def close(self) -> None:
-        """End the session, politely where that takes no time."""
+        """End the session; send `close` if that takes no time."""
         with contextlib.suppress(Exception):
             self._websocket.send('{"type": "close"}')
         with contextlib.suppress(Exception):
@@ -104,7 +106,7 @@ class Session:
         websockets = import_websockets()
         where = f"server {address.websocket}/ws"
         try:
-            # With a socket of ours, neither proxies nor redirects have a part in where the token goes.
+            # With this socket, neither proxies nor redirects decide where the token is sent.
             sock = socket.create_connection((address.bare_host, address.port), connect_s)
         except OSError as error:
             raise UnreachableError(
@@ -121,7 +123,7 @@ class Session:
                     compression=None if address.is_local else "deflate",
                     open_timeout=connect_s,
                     close_timeout=CLOSE_S,
-                    ping_interval=None,  # deadlines find what hangs; an environment may block its server
+                    ping_interval=None,  # an environment may block its server; deadlines suffice
                     max_size=int(self._reply_mb * (1 << 20)),
                 )
             )
@@ -132,19 +134,20 @@ class Session:
             raise self._refused(where, error) from error
 
     def _refused(self, where: str, error: BaseException) -> BaseException:
-        """Return what a handshake that failed is called."""
+        """Return the error to raise for a handshake that failed."""
         exceptions = import_websockets().exceptions
         if isinstance(error, TimeoutError):
             return UnreachableError(f"{where}: no handshake in time")
-        for each in (error, error.__cause__):
-            if isinstance(each, exceptions.InvalidStatus):
-                status = each.response.status_code
-                cure = {401: "; set env.options.token_env", 403: "; set env.options.token_env"}
+        for cause in (error, error.__cause__):
+            if isinstance(cause, exceptions.InvalidStatus):
+                status = cause.response.status_code
                 if 300 <= status < 400:
                     why = "a redirect; name the address itself in env.options.url"
                     return EnvError(f"{where} answers with {why}")
-                said = cure.get(status, "; is it the address of an OpenEnv server?")
-                return EnvError(f"{where} answers {status}{said}")
+                fix = "is it the address of an OpenEnv server?"
+                if status in (401, 403):
+                    fix = "set env.options.token_env"
+                return EnvError(f"{where} answers {status}; {fix}")
         if isinstance(error, OSError | exceptions.WebSocketException | ValueError | EOFError):
             return UnreachableError(f"{where}: no WebSocket there ({first_line(error)})")
         return error
@@ -162,36 +165,35 @@ class Session:
         try:
             message = json.loads(raw if pixels is None else pixels.rest)
         except (ValueError, RecursionError):
-            said = excerpt(raw[:400].decode("utf-8", "replace"))
-            raise EnvError(f"{self._where(kind)}: no JSON: {said}") from None
+            excerpt = shown(raw[:400].decode("utf-8", "replace"))
+            raise EnvError(f"{self._where(kind)}: no JSON: {excerpt}") from None
         type_, data = _parts(message)
         if type_ == "error":
             raise self._error(kind, data)
-        observation, reward, done = (data.get(key) for key in ("observation", "reward", "done"))
-        if type_ != "observation" or not isinstance(observation, dict) or type(done) is not bool:
-            raise EnvError(
-                f"{self._where(kind)}: no observation, but {excerpt(json.dumps(message))}"
-            )
+        observation, reward, is_done = (data.get(key) for key in ("observation", "reward", "done"))
+        is_observation = type_ == "observation" and isinstance(observation, dict)
+        if not is_observation or not isinstance(is_done, bool):
+            raise EnvError(f"{self._where(kind)}: no observation, but {shown(json.dumps(message))}")
         if isinstance(reward, bool | int):
             reward = float(reward)
         if reward is not None and not (isinstance(reward, float) and abs(reward) < float("inf")):
             raise EnvError(f"{self._where(kind)}: the reward is {reward!r}, want a number or null")
-        return Reply(observation, reward, done, pixels)
+        return Reply(cast("Mapping[str, Any]", observation), reward, is_done, pixels)
 
     def _error(self, kind: str, data: Mapping[str, Any]) -> EnvError:
-        """Return the server's own error, with what to do about it."""
+        """Return the server's error, with the fix if there is one."""
         code = str(data.get("code") or "UNKNOWN")
-        said = str(data.get("message") or "no message")
+        text = str(data.get("message") or "no message")
         first = (
             data["errors"][0] if isinstance(data.get("errors"), list) and data["errors"] else None
         )
         if isinstance(first, dict):
             place = first.get("loc")
             where = ".".join(map(str, place)) if isinstance(place, list) else ""
-            said = f"{said}: {where}: {first.get('msg')}"
-        cure = f"; {_CURES[code]}" if code in _CURES else ""
+            text = f"{text}: {where}: {first.get('msg')}"
+        fix = f"; {_FIXES[code]}" if code in _FIXES else ""
         error = CapacityError if code == "CAPACITY_REACHED" else EnvError
-        return error(f"{self._where(kind)}: {code}: {excerpt(said)}{cure}")
+        return error(f"{self._where(kind)}: {code}: {shown(text)}{fix}")
 
 
 def import_websockets() -> ModuleType:

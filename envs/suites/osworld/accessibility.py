@@ -1,11 +1,11 @@
 """The accessibility tree of OSWorld's guest server, from its XML: as text, and for an explorer.
 
-    outline_of   a line for each widget, for a policy
-    told_of      the widgets as envs.tools.atspi_tree reads them
+    outline_of   returns a line of text for each widget, for a policy
+    widgets_of   returns the widgets in the form that envs.tools.atspi_tree reads
 
-The server (desktop_env/server/main.py of OSWorld) writes an element for each widget, whose tag is its
-role. Only one that is on the screen has a place and a size, attributes of a namespace whose name, which
-differs between systems and releases, has `component` in it.
+The server (desktop_env/server/main.py of OSWorld) writes an element for each widget; the tag is the widget's
+role. Only a widget on the screen has a place and a size. These are attributes of a namespace whose name
+contains `component` and differs between systems and releases.
 """
 
 from __future__ import annotations
@@ -25,23 +25,26 @@ _PAIR = re.compile(r"\((-?\d{1,6})(?:\.\d*)?, ?(-?\d{1,6})(?:\.\d*)?\)")
 
 
 def outline_of(xml: str) -> str:
-    """Return the widgets that are on the screen and have a name or a text. Raises EnvError for other text."""
-    return outline(_widgets(_parsed(xml)))
+    """Return a line for each widget on the screen that has a name or a text.
+
+    Raises EnvError for other XML.
+    """
+    return outline(_widgets_on_screen(_parsed(xml)))
 
 
-def told_of(xml: str) -> list[dict[str, Any]]:
-    """Return the widgets, depth first, with their states. Raises EnvError for other text."""
-    found: list[dict[str, Any]] = []
+def widgets_of(xml: str) -> list[dict[str, Any]]:
+    """Return all widgets, depth first, with their states. Raises EnvError for other XML."""
+    widgets: list[dict[str, Any]] = []
     waiting = [(_parsed(xml), 0)]
     while waiting:
         element, depth = waiting.pop()
-        found.append(_told(element, depth))
+        widgets.append(_widget(element, depth))
         waiting += [(child, depth + 1) for child in reversed(element)]
-    return in_place(found)
+    return in_place(widgets)
 
 
 def _parsed(xml: str) -> ET.Element:
-    if "<!DOCTYPE" in xml or "<!ENTITY" in xml:  # a guest is not trusted: entities may grow
+    if "<!DOCTYPE" in xml or "<!ENTITY" in xml:  # a guest is not trusted: entities may expand
         raise EnvError("the guest's accessibility tree has a document type, which no server writes")
     try:
         return ET.fromstring(xml)  # noqa: S314 - without a document type it is only text
@@ -49,8 +52,8 @@ def _parsed(xml: str) -> ET.Element:
         raise EnvError(f"the guest's accessibility tree is no XML: {error}") from error
 
 
-def _told(element: ET.Element, depth: int) -> dict[str, Any]:
-    """Return a widget as envs/suites/desktop/atspi.py writes it."""
+def _widget(element: ET.Element, depth: int) -> dict[str, Any]:
+    """Return a widget in the form that envs/suites/desktop/atspi.py writes."""
     marks = {name.rpartition("}")[2] for name, on in element.attrib.items() if on == "true"}
     box = _box(element)
     return {
@@ -64,7 +67,7 @@ def _told(element: ET.Element, depth: int) -> dict[str, Any]:
     }
 
 
-def _widgets(root: ET.Element) -> Iterator[Widget]:
+def _widgets_on_screen(root: ET.Element) -> Iterator[Widget]:
     for element in root.iter():
         box = _box(element)
         if box is not None and min(box[2:]) > 0:
@@ -73,7 +76,7 @@ def _widgets(root: ET.Element) -> Iterator[Widget]:
 
 
 def _box(element: ET.Element) -> tuple[int, int, int, int] | None:
-    """Left, top, width, height."""
+    """Return (left, top, width, height); None if the widget is not on the screen."""
     names = {name: name.rpartition("}")[2] for name in element.attrib if "component" in name}
     placed = {short: element.attrib[name] for name, short in names.items()}
     place, size = _pair(placed.get("screencoord")), _pair(placed.get("size"))
@@ -81,5 +84,5 @@ def _box(element: ET.Element) -> tuple[int, int, int, int] | None:
 
 
 def _pair(text: str | None) -> tuple[int, int] | None:
-    found = _PAIR.fullmatch(text or "")
-    return None if found is None else (int(found[1]), int(found[2]))
+    match = _PAIR.fullmatch(text or "")
+    return None if match is None else (int(match[1]), int(match[2]))

@@ -1,9 +1,9 @@
-"""GUI actions as commands for a guest: pure.
+"""Writes GUI actions as commands for a guest, without input or output.
 
-    GuestWriter  the actions of one episode -> argument lists for the guest's /execute
-    RELEASE      the command that releases every button and key
+    GuestWriter  writes the actions of one episode as argument lists for the guest's /execute
+    RELEASE      the command that releases all buttons and keys
 
-The model's text travels as one JSON argument, never as code and never through a shell.
+The model's text is sent as one JSON argument, never as code and never through a shell.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from envs.tools.inputs import Button, Event, InputMachine, Key, Moved, Text, Whe
 
 STRIDE = 5  # pixels between the moves of a drag
 TEXT_CHUNK = 2000
-"""Characters of a text in one command: they take some 20 s, and the server gives up after 120."""
+"""Most characters of a text in one command: they take about 20 s, and the server gives up after 120 s."""
 
 _NAMED = frozenset(
     "enter tab escape backspace delete insert home left up right down pageup pagedown end space shift ctrl "
@@ -29,7 +29,7 @@ _SOURCE = files("envs.suites.osworld").joinpath("input_controller.py").read_text
 
 
 class GuestWriter:
-    """The actions of one episode, in their order."""
+    """A writer of the actions of one episode, which are given to it in order."""
 
     def __init__(self) -> None:
         self._machine = InputMachine(
@@ -42,25 +42,24 @@ class GuestWriter:
         return bool(self._machine.buttons or self._machine.keys)
 
     def commands_of(self, action: Action, size: tuple[int, int]) -> list[list[str]]:
-        """Commands that perform `action` on a screen of `size`; none if it uses neither mouse nor keys."""
-        told = [
-            each for event in self._machine.events_of(within(action, size)) for each in _told(event)
-        ]
-        if told and told[0][0] == "text":
-            return [command_of([each]) for each in told]
-        return [command_of(told)] if told else []
+        """Return the commands for `action` on a screen of `size`; [] if it uses neither mouse nor keys."""
+        events = self._machine.events_of(within(action, size))
+        rows = [row for event in events for row in _rows_of(event)]
+        if rows and rows[0][0] == "text":
+            return [command_of([row]) for row in rows]
+        return [command_of(rows)] if rows else []
 
 
 def command_of(events: Iterable[list[Any]]) -> list[str]:
-    """Return the command that performs events."""
+    """Return the command that performs events, each a name and plain values."""
     return [PYTHON, "-c", _SOURCE, json.dumps([*events], ensure_ascii=True)]
 
 
 RELEASE = command_of([["release"]])
 
 
-def _told(event: Event) -> list[list[Any]]:
-    """Return an event as a name and plain values, for input_controller.py."""
+def _rows_of(event: Event) -> list[list[Any]]:
+    """Return an event in the form that input_controller.py reads: a name and plain values."""
     match event:
         case Moved():
             return [["move", [[round(x), round(y)] for x, y in event.points()]]]

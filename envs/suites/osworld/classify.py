@@ -1,10 +1,10 @@
-"""What task files need, from reading them alone: which of them can be played with what.
+"""Reads task files and lists what each task needs, without playing it.
 
-TaskNeeds    of one task
-needs_of     reads a task file
-classified   the counts over a suite's task files, in words and numbers
-
-refuse_lacking says whether OSWorld's package has every function that task files name, before any episode.
+TaskNeeds        the needs of one task
+needs_of         reads a task file and returns its needs
+classified       returns the needs of a suite's tasks, and counts of them
+refuse_lacking   raises an error if OSWorld's package lacks a function that task files name, before any
+                 episode
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 
 from bus.errors import EnvError, MissingPartError
 from envs.suites.osworld.evaluate import foreign, is_native
-from envs.suites.osworld.evaluator_process import CURE, EvaluatorProcess
+from envs.suites.osworld.evaluator_process import FIX, EvaluatorProcess
 from envs.suites.osworld.setup import STEPS
 from envs.tools.taskfile import Getter, TaskFile
 
-Judged = Literal["natively", "desktop-env", "infeasible", "by a model"]
+EvaluatedBy = Literal["dart", "desktop-env", "infeasible", "a judge"]
 
 _GOOGLE = ("googledrive", "googledrive_file")
 _LOGIN = ("login",)
@@ -36,26 +36,26 @@ _LOCAL = ("", "localhost", "127.0.0.1")
 
 @dataclass(frozen=True)
 class TaskNeeds:
-    """What one task needs beside a guest."""
+    """The needs of one task beside a guest."""
 
-    set_up: tuple[str, ...]  # set-up steps that desktop-env performs; () where the adapter does all
-    judged: Judged
+    set_up: tuple[str, ...]  # set-up steps that desktop-env performs; () if dart performs all
+    evaluated_by: EvaluatedBy
     functions: tuple[str, ...]  # of desktop-env's evaluators
     accounts: tuple[str, ...]  # Google Drive, or a log-in with a settings file
-    proxy: bool  # asks for one; OSWorld plays it without by default, and so does dart
+    proxy: bool  # whether it asks for a proxy; by default OSWorld and dart play it without one
     fetches: tuple[str, ...]  # hosts of files that are fetched before the episode
     visits: tuple[str, ...]  # hosts of web sites that its set-up opens
 
     @property
     def kind(self) -> str:
-        """The first of these that holds: what stands between the task and an episode."""
+        """The first of these needs that the task has."""
         if self.accounts:
             return "needs an account"
-        if self.judged == "infeasible":
+        if self.evaluated_by == "infeasible":
             return "infeasible"
-        if self.judged == "by a model":
+        if self.evaluated_by == "a judge":
             return "judged by a model"
-        if self.judged == "desktop-env":
+        if self.evaluated_by == "desktop-env":
             return "needs desktop-env"
         return "needs desktop-env's set-up" if self.set_up else "the adapter alone"
 
@@ -70,24 +70,24 @@ def needs_of(file: TaskFile) -> TaskNeeds:
         for getter in (check.result, check.expected)
         if getter is not None
     ]
-    judged: Judged = "natively"
+    evaluated_by: EvaluatedBy = "dart"
     if evaluator.missing:
-        judged = "by a model"
+        evaluated_by = "a judge"
     elif evaluator.infeasible:
-        judged = "infeasible"
+        evaluated_by = "infeasible"
     elif foreign(evaluator):
-        judged = "desktop-env"
+        evaluated_by = "desktop-env"
     kinds = [*(step.type for step in steps), *(getter.type for getter in getters)]
     accounts = {"Google Drive": _GOOGLE, "log-in": _LOGIN}
     return TaskNeeds(
         set_up=_unique(step.type for step in steps if step.type not in STEPS),
-        judged=judged,
+        evaluated_by=evaluated_by,
         functions=()
-        if judged != "desktop-env"
+        if evaluated_by != "desktop-env"
         else _unique(check.func for check in evaluator.checks if not is_native(check)),
         accounts=tuple(name for name, of in accounts.items() if set(of) & set(kinds)),
         proxy=bool(file.extra.get("proxy")),
-        fetches=_unique(_hosts(_fetched(steps_of=steps, getters=getters))),
+        fetches=_unique(_hosts(_urls_to_fetch(steps, getters))),
         visits=_unique(
             _hosts(
                 url
@@ -100,32 +100,33 @@ def needs_of(file: TaskFile) -> TaskNeeds:
 
 
 def classified(files: Mapping[str, TaskFile]) -> dict[str, Any]:
-    """Return the counts, and the needs of each task, as plain values."""
-    needs = {task_id: needs_of(file) for task_id, file in files.items()}
-    every = list(needs.values())
+    """Return counts over all tasks, and the needs of each task, as plain values."""
+    by_task = {task_id: needs_of(file) for task_id, file in files.items()}
+    rows = list(by_task.values())
+    functions = Counter(name for needs in rows for name in needs.functions)
     return {
-        "tasks": len(every),
-        "kinds": dict(Counter(each.kind for each in every).most_common()),
+        "tasks": len(rows),
+        "kinds": dict(Counter(needs.kind for needs in rows).most_common()),
         "set_up": {
-            "adapter": sum(not each.set_up for each in every),
-            "desktop-env": sum(bool(each.set_up) for each in every),
+            "adapter": sum(not needs.set_up for needs in rows),
+            "desktop-env": sum(bool(needs.set_up) for needs in rows),
         },
-        "judged": dict(Counter(each.judged for each in every).most_common()),
-        "accounts": dict(Counter(name for each in every for name in each.accounts)),
-        "proxy": sum(each.proxy for each in every),
-        "fetches": sum(bool(each.fetches) for each in every),
-        "visits": sum(bool(each.visits) for each in every),
-        "functions": dict(Counter(name for each in every for name in each.functions).most_common()),
+        "evaluated_by": dict(Counter(needs.evaluated_by for needs in rows).most_common()),
+        "accounts": dict(Counter(name for needs in rows for name in needs.accounts)),
+        "proxy": sum(needs.proxy for needs in rows),
+        "fetches": sum(bool(needs.fetches) for needs in rows),
+        "visits": sum(bool(needs.visits) for needs in rows),
+        "functions": dict(functions.most_common()),
         "by_task": {
-            task_id: {"kind": each.kind, **asdict(each)} for task_id, each in needs.items()
+            task_id: {"kind": needs.kind, **asdict(needs)} for task_id, needs in by_task.items()
         },
     }
 
 
-def _fetched(*, steps_of: Iterable[Any], getters: Iterable[Getter]) -> Iterable[str]:
-    for step in steps_of:
+def _urls_to_fetch(steps: Iterable[Any], getters: Iterable[Getter]) -> Iterable[str]:
+    for step in steps:
         if step.type == "download":
-            yield from (str(each.get("url", "")) for each in step.parameters.get("files", ()))
+            yield from (str(file.get("url", "")) for file in step.parameters.get("files", ()))
     for getter in getters:
         if getter.type == "cloud_file":
             path = getter.parameters.get("path", "")
@@ -149,49 +150,54 @@ def _unique(values: Iterable[str]) -> tuple[str, ...]:
 logger = logging.getLogger(__name__)
 
 IMPORT_S = 300.0
-"""Time limit for loading the package, whose libraries may come from a cold disk."""
+"""Seconds that loading the package may take, since its libraries may be read from a slow disk."""
 
-_SHOWN = 3  # tasks in an error
+_MOST_SHOWN = 3  # tasks in an error
 
 
 @lru_cache(maxsize=8)
 def installed_parts(python: str, checkout: Path | None) -> Mapping[str, Any]:
-    """Return the names that the package has, see evaluator_program.py. Raises MissingPartError."""
+    """Return the names that the package has (`parts` of evaluator_program.py). Raises MissingPartError."""
     process = EvaluatorProcess(python, IMPORT_S, checkout)
     try:
         parts = process.parts()
     except EnvError as error:
         raise MissingPartError(
-            f"{python} cannot load OSWorld's evaluators: {error}; {CURE}"
+            f"{python} cannot load OSWorld's evaluators: {error}; {FIX}"
         ) from None
     finally:
         process.close()
     if parts["unknown"]:
         logger.warning(
-            "OSWorld's package in %s reads what dart does not offer (%s): tasks that come to it are "
-            "invalid; install an older one, or add it to DesktopEnvView",
-            *(parts["folder"], ", ".join(parts["unknown"])),
+            "OSWorld's package in %s reads attributes that dart does not offer (%s): tasks whose evaluators "
+            "read them are invalid; install an older package, or add them to DesktopEnvView",
+            parts["folder"],
+            ", ".join(parts["unknown"]),
         )
     return parts
 
 
 def refuse_lacking(files: Mapping[str, TaskFile], python: str, checkout: Path | None) -> None:
-    """Raise MissingPartError if `files`, by task id, name what the package does not have."""
+    """Raise MissingPartError if `files` (by task id) name a function, step or file that does not exist."""
     parts = installed_parts(python, checkout)
     lacking = {task_id: list(_lacking(file, parts, checkout)) for task_id, file in files.items()}
     lacking = {task_id: needs for task_id, needs in lacking.items() if needs}
     if not lacking:
         return
-    shown = [f"{task_id} ({', '.join(lacking[task_id])})" for task_id in list(lacking)[:_SHOWN]]
-    more = [f"{len(lacking) - _SHOWN} more"] if len(lacking) > _SHOWN else []
+    tasks = [
+        f"{task_id} ({', '.join(lacking[task_id])})" for task_id in list(lacking)[:_MOST_SHOWN]
+    ]
+    if len(lacking) > _MOST_SHOWN:
+        tasks.append(f"{len(lacking) - _MOST_SHOWN} more")
     raise MissingPartError(
         f"OSWorld's package in {parts['folder']} lacks what {len(lacking)} of {len(files)} tasks need: "
-        f"{', '.join([*shown, *more])}; take tasks and evaluators from one checkout of OSWorld "
+        f"{', '.join(tasks)}; take tasks and evaluators from one checkout of OSWorld "
         '(env.options.checkout) that has these, or leave the tasks out with "!ID" in env.tasks'
     )
 
 
 def _lacking(file: TaskFile, parts: Mapping[str, Any], checkout: Path | None) -> Iterator[str]:
+    """Yield, in words, each part that the task needs and the package or the checkout does not have."""
     evaluator = file.evaluator
     getters = []
     for check in evaluator.checks:
@@ -199,7 +205,7 @@ def _lacking(file: TaskFile, parts: Mapping[str, Any], checkout: Path | None) ->
             continue
         if check.func not in parts["metrics"]:
             yield f"function {check.func}"
-        getters += [each for each in (check.result, check.expected) if each is not None]
+        getters += [getter for getter in (check.result, check.expected) if getter is not None]
     for getter in getters:
         if getter.type not in parts["getters"]:
             yield f"getter {getter.type}"
@@ -208,8 +214,8 @@ def _lacking(file: TaskFile, parts: Mapping[str, Any], checkout: Path | None) ->
         if step.type not in parts["steps"]:
             why = f": {parts['no_steps']}" if "no_steps" in parts else ""
             yield f"set-up step {step.type}{why}"
-    parameters = [*(step.parameters for step in steps), *(each.parameters for each in getters)]
-    named = {str(each["settings_file"]) for each in parameters if "settings_file" in each}
-    for path in sorted(named):
+    tables = [step.parameters for step in steps] + [getter.parameters for getter in getters]
+    paths = {str(table["settings_file"]) for table in tables if "settings_file" in table}
+    for path in sorted(paths):
         if not ((checkout or Path("/")) / path).exists():
             yield f"file {path}"

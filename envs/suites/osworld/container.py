@@ -1,13 +1,13 @@
 """OSWorld's virtual machines in containers, through the package `docker`.
 
-    Machine             what kind of container to make
-    find_engine         the engine's client, or the install step
-    ContainerProvider   one container at a time, a new one for each guest
-    remove_stale        containers that no process uses any more
-    left_behind         those among them whose makers died, for a person to see
+    Machine             the settings of a virtual machine
+    find_engine         returns the engine's client
+    ContainerProvider   makes a new container for each guest, one at a time
+    remove_stale        removes containers that no process uses any more
+    left_behind         returns the names of containers whose makers died, for a person to read
 
-Every container carries LABEL, which names the process that made it. Only such containers are ever
-removed, and only those of this process, or of one that died on this host since it booted.
+Each container has the label LABEL, which names the process that made it. Only such containers are removed,
+and only if this process made them, or a process that died on this host since it booted.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ logger = logging.getLogger(__name__)
 IMAGE = "happysixd/osworld-docker"
 DISK_URL = "https://huggingface.co/datasets/xlangai/ubuntu_osworld (Ubuntu.qcow2.zip)"
 LABEL = "dart.osworld"
-"""On all containers of ours; its value is the maker, see `_maker`."""
+"""Label of all containers that dart makes; its value is the maker (`_maker`)."""
 
 LOCAL_ENGINE = "unix:///var/run/docker.sock"
-OVERHEAD_GB = 2  # of memory, for the emulator itself besides its machine
+OVERHEAD_GB = 2  # memory for the emulator beside its machine
 MOST_PROCESSES = 2048
 ENGINE_DEADLINE_S = 60.0
 POLL_S = 1.0
@@ -61,9 +61,9 @@ AGAIN_S = 0.5
 SWEEP_S = 60.0
 
 _in_use: set[str] = set()
-"""Names of this process's containers, from before each is made until it is removed."""
+"""Names of this process's containers, from before they are made until they are removed."""
 _left_behind: set[str] = set()
-"""Names of those that could not be removed."""
+"""Names of this process's containers that could not be removed."""
 _sweeping = threading.Lock()
 _swept = -math.inf
 
@@ -74,14 +74,14 @@ class _StartError(EnvError):
 
 @dataclass(frozen=True)
 class Machine:
-    """One kind of virtual machine."""
+    """The settings of a virtual machine."""
 
-    disk: Path  # the qcow2 image, which is never written to
+    disk: Path  # the qcow2 image, which is only read
     image: str = IMAGE  # of the container
     ram_gb: int = 4
     cpus: int = 4
     disk_gb: int = 32
-    boot_s: float = 300.0  # until it shows its screen
+    boot_s: float = 300.0  # seconds until it shows its screen
 
 
 def find_engine(deadline_s: float = ENGINE_DEADLINE_S) -> Any:
@@ -93,8 +93,8 @@ def find_engine(deadline_s: float = ENGINE_DEADLINE_S) -> Any:
     host = os.environ.get("DOCKER_HOST") or LOCAL_ENGINE
     try:
         if host.startswith("unix://") and not Path(host.removeprefix("unix://")).exists():
-            raise OSError(f"no socket at {host}")  # the client would leave its own socket open
-        # Asks the engine for its version.
+            raise OSError(f"no socket at {host}")  # the client would leave a socket open
+        # This asks the engine for its version.
         return docker.from_env(timeout=deadline_s)
     except (docker.errors.DockerException, OSError) as error:
         raise MissingPartError(
@@ -104,7 +104,7 @@ def find_engine(deadline_s: float = ENGINE_DEADLINE_S) -> Any:
 
 
 def check_machine(client: Any, machine: Machine) -> None:
-    """Raise MissingPartError where the machine's disk or the container's image is not there."""
+    """Raise MissingPartError if the machine's disk or the container's image does not exist."""
     if not machine.disk.is_file():
         raise MissingPartError(
             f"no disk image at {machine.disk}: fetch it from {DISK_URL}, unzip it, and set "
@@ -122,14 +122,14 @@ def check_machine(client: Any, machine: Machine) -> None:
 
 
 class ContainerProvider:
-    """Guests of one slot: each in a container of its own, removed before the next is made."""
+    """A provider of guests for one slot. Each has its own container, removed before the next one is made."""
 
     keeps_state = False
 
     def __init__(
         self, machine: Machine, gate: BootGate | None = None, turn_s: float = 1800.0
     ) -> None:
-        """Keep the `gate`, if any, at which boots wait for a turn, as long as others begin to boot within `turn_s`."""
+        """Set the `gate`, if any, where a boot waits for its turn as long as others begin within `turn_s`."""
         self._machine = machine
         self._gate, self._turn_s = gate, turn_s
         self._client: Any = None
@@ -139,7 +139,7 @@ class ContainerProvider:
     def fresh(self) -> Address:
         """Return a machine that has just booted. Raises EnvError, MissingPartError.
 
-        A boot that its slot no longer waits for ends at once, and gives its turn back.
+        If the slot no longer waits for the boot, it ends at once and gives its turn back.
         """
         self._remove()
         if self._client is None:
@@ -155,7 +155,7 @@ class ContainerProvider:
                     self._start(recipe)
                     return self._ready()
                 except _StartError as error:
-                    # Its ports are the engine's, which frees them with the container.
+                    # Another program may have taken a port; the engine frees ports with the container.
                     self._remove()
                     if not tries_left:
                         raise EnvError(str(error)) from error
@@ -173,7 +173,7 @@ class ContainerProvider:
     def _start(self, recipe: dict[str, Any]) -> None:
         try:
             with _engine_errors("start a container"):
-                # Created and known before it is started: whatever happens next, it is removed.
+                # The container is assigned before it is started, so that it is removed in any case.
                 self._container = self._client.containers.create(**recipe)
                 self._container.start()
         except EnvError as error:
@@ -187,7 +187,10 @@ class ContainerProvider:
             client.close()
 
     def _ready(self) -> Address:
-        """Where the guest is, once it shows its screen; raises at once if the container has exited."""
+        """Return the guest's address once it shows its screen.
+
+        Raises EnvError at once if the container exits.
+        """
         until, guest = time.monotonic() + self._machine.boot_s, None
         try:
             while (left_s := until - time.monotonic()) > 0:
@@ -208,9 +211,9 @@ class ContainerProvider:
         raise EnvError(f"container {self._name} gave no screenshot in {self._machine.boot_s:g} s")
 
     def _exit_report(self) -> str:
-        last = self._container.logs(tail=1).decode("utf-8", "replace").strip() or "none"
+        output = self._container.logs(tail=1).decode("utf-8", "replace").strip() or "none"
         status = self._container.status
-        return f"container {self._name} is {status} before its guest was ready; its last output: {last}"
+        return f"container {self._name} is {status} before its guest was ready; its last output: {output}"
 
     def _remove(self) -> None:
         container, self._container = self._container, None
@@ -221,9 +224,10 @@ class ContainerProvider:
 
 
 def _sweep(client: Any) -> None:
-    """Remove stale containers, at most every SWEEP_S: listing all costs a request for each of them.
+    """Remove stale containers, at most once in SWEEP_S, since a list of all costs a request for each of them.
 
-    At once where one of this process could not be removed. While one slot sweeps, the others go on.
+    If a container of this process could not be removed, this sweeps at once. Other slots do not wait for a
+    sweep.
     """
     global _swept  # noqa: PLW0603 - of the process
     if not _sweeping.acquire(blocking=False):
@@ -239,17 +243,18 @@ def _sweep(client: Any) -> None:
 
 
 def remove_stale(client: Any) -> int:
-    """Remove our containers that no process uses any more; returns how many there were.
+    """Remove dart's containers that no process uses any more, and return how many there were.
 
-    Those whose makers died on this host, and those of this process that could not be removed.
+    These are containers whose makers died on this host, and those of this process that could not be removed
+    before.
     """
     count = 0
     with _engine_errors("list containers"):
-        ours = {"all": True, "filters": {"label": LABEL}, "ignore_removed": True}
-        for container in client.containers.list(**ours):
+        options = {"all": True, "filters": {"label": LABEL}, "ignore_removed": True}
+        for container in client.containers.list(**options):
             maker = container.labels.get(LABEL, "")
-            mine = maker == _maker()
-            if container.name not in _in_use if mine else not _may_live(maker):
+            is_mine = maker == _maker()
+            if container.name not in _in_use if is_mine else not _may_live(maker):
                 logger.warning("removing container %s, which no process uses", container.name)
                 _remove(container)
                 count += 1
@@ -257,17 +262,20 @@ def remove_stale(client: Any) -> int:
 
 
 def left_behind(client: Any) -> list[str]:
-    """Return the names of our containers whose makers died on this host, by one request. Raises EnvError."""
+    """Return the names of dart's containers whose makers died on this host, by one request.
+
+    Raises EnvError.
+    """
     with _engine_errors("list containers"):
         return sorted(
-            each["Names"][0].removeprefix("/")
-            for each in client.api.containers(all=True, filters={"label": LABEL})
-            if not _may_live(each["Labels"][LABEL])
+            container["Names"][0].removeprefix("/")
+            for container in client.api.containers(all=True, filters={"label": LABEL})
+            if not _may_live(container["Labels"][LABEL])
         )
 
 
 def _address(container: Any) -> Address:
-    """Where the engine has published the ports of a container that runs."""
+    """Return the address at which the engine has published the ports of a container that runs."""
     published = container.attrs["NetworkSettings"]["Ports"]
     ports = {port: int(published[f"{port}/tcp"][0]["HostPort"]) for port in _PORTS}
     host = published[f"{SERVER_PORT}/tcp"][0]["HostIp"]
@@ -279,6 +287,7 @@ def _recipe(machine: Machine) -> dict[str, Any]:
     kvm = Path("/dev/kvm").exists()
     if not kvm:
         logger.warning("no /dev/kvm: the guest is emulated, which is many times slower")
+    no_kvm = {} if kvm else {"KVM": "N"}
     return {
         "image": machine.image,
         "name": f"dart-osworld-{uuid.uuid4().hex[:12]}",
@@ -288,13 +297,13 @@ def _recipe(machine: Machine) -> dict[str, Any]:
             "DISK_SIZE": f"{machine.disk_gb}G",
             "RAM_SIZE": f"{machine.ram_gb}G",
             "CPU_CORES": str(machine.cpus),
-            **({} if kvm else {"KVM": "N"}),
+            **no_kvm,
         },
         "devices": ["/dev/kvm"] if kvm else [],
         "cap_add": ["NET_ADMIN"],
         "volumes": {str(machine.disk.resolve()): {"bind": "/System.qcow2", "mode": "ro"}},
-        # The engine chooses free ports, so that no process can take one between choice and use.
-        # Bound to loopback: other hosts cannot control the guest.
+        # The engine chooses free ports, so that no process can take one between choice and use. They are
+        # bound to loopback, so that other hosts cannot control the guest.
         "ports": {f"{port}/tcp": ("127.0.0.1", None) for port in _PORTS},
         "mem_limit": f"{machine.ram_gb + OVERHEAD_GB}g",
         "nano_cpus": machine.cpus * 1_000_000_000,
@@ -303,7 +312,10 @@ def _recipe(machine: Machine) -> dict[str, Any]:
 
 
 def _remove(container: Any) -> bool:
-    """Kill and remove it with its volumes; False if that failed, and not if it is gone or being removed."""
+    """Kill and remove a container with its volumes; return False if that failed.
+
+    A container that is gone, or is being removed, counts as removed.
+    """
     docker = _import_docker()
     try:
         container.remove(force=True, v=True)
@@ -316,12 +328,12 @@ def _remove(container: Any) -> bool:
 
 
 def _maker() -> str:
-    """Return a name of this process, so that another can check whether it lives: host since boot, id, start."""
+    """Return a name of this process by which others can check whether it lives: HOST/PID/START."""
     return f"{_here()}/{os.getpid()}/{_started(os.getpid())}"
 
 
 def _may_live(maker: str) -> bool:
-    """Whether the maker named by a label lives, or cannot be checked from here."""
+    """Return True if the maker that a label names lives, or cannot be checked from this host."""
     here, _, process = maker.partition("/")
     pid, _, started = process.partition("/")
     if here != _here() or not pid.isdigit():
@@ -330,13 +342,13 @@ def _may_live(maker: str) -> bool:
 
 
 def _here() -> str:
-    """Return a name of this host since it booted, and of its name space of process ids."""
+    """Return a name of this host since its boot and of its name space of process ids."""
     return f"{_BOOT.read_text().strip()}-{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def _started(pid: int) -> str:
-    """When a process started, in clock ticks since boot; empty if there is no such process."""
-    # psutil's create_time() moves when the host's clock is set, and a label outlives that.
+    """Return when a process started, in clock ticks since boot; "" if there is no such process."""
+    # psutil's create_time() changes when the host's clock is set, while a label stays.
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -355,7 +367,7 @@ def _import_docker() -> ModuleType:
 
 @contextmanager
 def _engine_errors(what: str) -> Iterator[None]:
-    """Turn any error of the engine's client into an EnvError that names the attempt."""
+    """Turn any error of the engine's client into an EnvError that names `what` was tried."""
     docker = _import_docker()
     try:
         yield

@@ -1,7 +1,7 @@
 """OsworldEnv: plays OSWorld's task files in a guest behind OSWorld's server.
 
-A guest runs in a container that is made anew for each episode, or runs already. If guest or
-evaluator broke, the episode is invalid; the next reset then replaces the container.
+A guest runs in a container that is made for each episode, or runs already. If the guest or the evaluator
+breaks, the episode is invalid, and the next reset replaces the container.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from envs.contract.base import Observation, ObservedKind, Verdict, task_of
 from envs.contract.elements import Element, ScreenState
 from envs.contract.options import ImageEncoding
 from envs.contract.screenshots import observe
-from envs.suites.osworld.accessibility import outline_of, told_of
+from envs.suites.osworld.accessibility import outline_of, widgets_of
 from envs.suites.osworld.actions import RELEASE, GuestWriter
 from envs.suites.osworld.downloads import Downloads
-from envs.suites.osworld.evaluate import fetch_references, foreign, judge, refuse_solved
+from envs.suites.osworld.evaluate import evaluate, fetch_references, foreign, refuse_solved
 from envs.suites.osworld.evaluator_process import EvaluatorProcess
 from envs.suites.osworld.guest import DisplayFullError, Guest, UnreachableError
 from envs.suites.osworld.provider import Provider
@@ -31,13 +31,13 @@ from envs.tools.atspi_tree import elements_from, state_from
 from envs.tools.taskfile import TaskFile
 
 ACTION_DEADLINE_S = 130.0
-"""Of one command that performs an action; the server itself gives up after 120 s."""
+"""Seconds that a command of an action may take; the server itself gives up after 120 s."""
 
 READY_S = 30.0
-"""Time limit for the first screenshot of a guest that runs already."""
+"""Seconds until the first screenshot of a guest that runs already."""
 
 RESTARTED_S = 120.0
-"""The same after a restart."""
+"""Seconds until the first screenshot of a guest that was restarted."""
 
 _READERS: Mapping[ObservedKind, Callable[[Guest], str]] = {
     "accessibility": lambda guest: outline_of(guest.accessibility()),
@@ -46,9 +46,10 @@ _READERS: Mapping[ObservedKind, Callable[[Guest], str]] = {
 
 
 class OsworldEnv:
-    """Plays one folder of task files. See envs.contract.base.GuiEnv for the contract."""
+    """An environment that plays one folder of task files. See envs.contract.base.GuiEnv for the contract."""
 
-    evaluate_acts = True  # by `postconfig`; reset itself checks whether a task is solved already
+    # `postconfig` may act before an evaluation. Reset itself checks whether a task is solved already.
+    evaluate_acts = True
 
     def __init__(
         self,
@@ -64,14 +65,14 @@ class OsworldEnv:
         downloads: Downloads,
         observe: Sequence[ObservedKind] = (),
     ) -> None:
-        """`observe` names the guest's texts that observations have beside the screenshot."""
+        """Prepare to play `files`. `observe` names the guest's texts that observations have."""
         self._suite = suite
         self._files = files
         self._provider = provider
         self._evaluator = evaluator
         self._pause_s = pause_s
         self._encoding: ImageEncoding = encoding
-        self._observed = observe
+        self._text_kinds = observe
         self._deadline_s = deadline_s
         self._password = password
         self._downloads = downloads
@@ -81,12 +82,12 @@ class OsworldEnv:
         self._file: TaskFile | None = None
         self._last: Action | None = None
         self._steps = 0
-        self._verdict: Verdict | None = None  # on the present state, once evaluated
-        self._screen: Observation | None = None  # the present one
-        self._reported: list[dict[str, Any]] | None = None  # its widgets, once they are asked for
+        self._verdict: Verdict | None = None  # on the present state, once it was evaluated
+        self._screen: Observation | None = None  # the present screen
+        self._reported: list[dict[str, Any]] | None = None  # its widgets, once they were read
         self._over = True
         self._writer = GuestWriter()
-        self._holds = True  # keys or buttons may be down: an earlier process may have left some
+        self._holds = True  # whether keys or buttons may be down, perhaps from an earlier process
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -96,9 +97,9 @@ class OsworldEnv:
         file = task_of(options, self._files, self._suite)
         self._drop()
         if needs_osworld_package(file):
-            self._evaluator.start()  # it imports while the guest boots
+            self._evaluator.start()  # it imports its libraries while the guest boots
         try:
-            # One per episode: files of evaluators must not reach the next episode.
+            # Each episode has its own folder: files of evaluators must not reach the next one.
             self._folder = tempfile.TemporaryDirectory(
                 prefix="dart-osworld-", ignore_cleanup_errors=True
             )
@@ -107,16 +108,17 @@ class OsworldEnv:
             self._wait_ready(guest)
             self._release(guest)
             size = guest.screen_size()
-            if self._provider.keeps_state:  # else the first screen differs by the pointer
+            # The pointer is in the screenshot: put it where a guest that has just booted has it.
+            if self._provider.keeps_state:
                 centre = Move(x=size[0] // 2, y=size[1] // 2)
                 for command in self._writer.commands_of(centre, size):
                     _perform(guest, command, "the pointer's return")
             self._context = EpisodeContext(
-                Path(self._folder.name),
-                self._downloads,
-                size,
-                self._password,
-                self._evaluator,
+                folder=Path(self._folder.name),
+                downloads=self._downloads,
+                screen=size,
+                password=self._password,
+                evaluator=self._evaluator,
             )
             prepare(file.config, guest, self._context)
             time.sleep(self._pause_s)
@@ -151,27 +153,30 @@ class OsworldEnv:
         return observation, reward, self._over, False, {}
 
     def evaluate(self) -> Verdict:
-        """Run the task file's evaluator, once for each state: it may change the state."""
+        """Run the task file's evaluator, only once for each state, since it may change the state."""
         if self._guest is None or self._context is None or self._file is None:
             return Verdict("invalid", "no episode is being played, or its guest broke")
         if self._verdict is None:
             try:
-                self._release(self._guest)  # the evaluator's own keys come next
-                self._verdict = judge(self._file, self._last, self._guest, self._context)
+                self._release(self._guest)  # the evaluator may press keys
+                self._verdict = evaluate(self._file, self._last, self._guest, self._context)
             except EnvError as error:
                 self._verdict = Verdict("invalid", str(error))
         return self._verdict
 
     def elements(self) -> list[Element]:
-        """Return what can be seen and reached (envs.contract.elements.Explorable). Raises EnvError."""
-        return elements_from(*self._told())
+        """Return the elements that can be seen and reached (envs.contract.elements.Explorable).
+
+        Raises EnvError.
+        """
+        return elements_from(*self._widgets_and_screen())
 
     def state(self) -> ScreenState:
-        """Which screen is shown: the windows and their skeletons. Raises EnvError."""
-        return state_from(*self._told())
+        """Return the state of the screen: its windows and their skeletons. Raises EnvError."""
+        return state_from(*self._widgets_and_screen())
 
     def oracle_action(self) -> Action:
-        """Return the next action of the task file's own solution. Raises NoOracleError if it has none."""
+        """Return the next action of the task file's solution. Raises NoOracleError if it has none."""
         self._playing()
         solution = self._file.solution if self._file is not None else ()
         if not solution:
@@ -179,25 +184,25 @@ class OsworldEnv:
         return solution[min(self._steps, len(solution) - 1)]
 
     def close(self) -> None:
-        """Leave the guest, remove its container, end the evaluator process; may be called twice."""
+        """Disconnect from the guest, remove its container, end the evaluator process; may be called twice."""
         self._drop()
         self._provider.close()
         self._evaluator.close()
 
     def _look(self, guest: Guest, *, with_texts: bool = True) -> Observation:
-        """Return the screen, and the texts that were asked for. Raises EnvError."""
+        """Return the screen with the texts that `observe` names. Raises EnvError."""
         screen = observe(guest.screenshot(), self._encoding)
         self._screen, self._reported = screen, None
         if not with_texts:  # no policy sees the last screen
             return screen
-        texts = {kind: _READERS[kind](guest) for kind in self._observed}
+        texts = {kind: _READERS[kind](guest) for kind in self._text_kinds}
         return replace(screen, texts=texts) if texts else screen
 
-    def _told(self) -> tuple[list[dict[str, Any]], Observation]:
-        """Return what the guest's applications report, read once for each screen. Raises EnvError."""
+    def _widgets_and_screen(self) -> tuple[list[dict[str, Any]], Observation]:
+        """Return the widgets, read once for each screen, and the screen that they are on. Raises EnvError."""
         guest, _ = self._playing()
         if self._reported is None:
-            self._reported = told_of(guest.accessibility())
+            self._reported = widgets_of(guest.accessibility())
         assert self._screen is not None, "an episode begins with a screen"
         return self._reported, self._screen
 
@@ -207,7 +212,7 @@ class OsworldEnv:
         return self._guest, self._context
 
     def _wait_ready(self, guest: Guest) -> None:
-        """Until the guest shows its screen; one that has no server or a full display is restarted."""
+        """Wait until the guest shows its screen; restart it if it has no server or its display is full."""
         try:
             guest.wait_ready(READY_S)
         except (DisplayFullError, UnreachableError):
@@ -236,14 +241,14 @@ class OsworldEnv:
 
 
 def _perform(guest: Guest, command: list[str], what: str) -> None:
-    done = guest.execute(command, deadline_s=ACTION_DEADLINE_S)
-    if done.returncode != 0:
-        guest.raise_if_full(done.error)
-        told = done.error.strip().rpartition("\n")[2]
-        raise EnvError(f"the guest cannot perform {what}: {told[:300]}")
+    result = guest.execute(command, deadline_s=ACTION_DEADLINE_S)
+    if result.returncode != 0:
+        guest.raise_if_full(result.error)
+        last_line = result.error.strip().rpartition("\n")[2]
+        raise EnvError(f"the guest cannot perform {what}: {last_line[:300]}")
 
 
 def needs_osworld_package(file: TaskFile) -> bool:
-    """Whether a task's evaluator or set-up needs OSWorld's package."""
+    """Return True if a task's evaluator or set-up needs OSWorld's package."""
     steps = (*file.config, *file.evaluator.postconfig)
     return foreign(file.evaluator) or any(step.type not in STEPS for step in steps)

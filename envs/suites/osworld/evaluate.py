@@ -1,14 +1,14 @@
-"""The verdict on a guest's state, by the evaluator of its task file.
+"""Evaluates a guest's state by the evaluator of its task file.
 
-    is_native         whether a check needs no package of OSWorld's
-    foreign           whether any of an evaluator's checks needs it
-    fetch_references  the files that a verdict will need, before the episode begins
-    judge             the verdict; any failure raises EnvError, and the episode is invalid
-    refuse_solved     refuses an episode whose task is done at reset
+    is_native         returns whether a check needs no package of OSWorld
+    foreign           returns whether any check of an evaluator needs it
+    fetch_references  fetches the files that an evaluation will need, before the episode begins
+    evaluate          returns the verdict; any failure raises EnvError, and the episode is invalid
+    refuse_solved     raises EnvError if the task is solved at reset
 
-Checks of plain commands are done here, all others by OSWorld's own evaluators
-(evaluator_process.py). A result that the guest does not have is a failure, whatever OSWorld's function
-makes of it: a policy can delete a file, or remove the program whose output is compared.
+Checks of plain commands are performed here, all others by OSWorld's own evaluators (evaluator_process.py). If
+the guest does not have a result, the check fails, whatever OSWorld's function returns for it: a policy can
+delete a file, or remove the program whose output is compared.
 """
 
 from __future__ import annotations
@@ -36,17 +36,20 @@ def _rule(_: Guest, config: Mapping[str, Any]) -> Any:
 
 
 def _vm_command_line(guest: Guest, config: Mapping[str, Any]) -> str | None:
-    done = _executed(guest, config)
-    return None if done is None else done.output
+    result = _execute(guest, config)
+    return None if result is None else result.output
 
 
 def _vm_command_error(guest: Guest, config: Mapping[str, Any]) -> str | None:
-    done = _executed(guest, config)
-    return None if done is None else done.error
+    result = _execute(guest, config)
+    return None if result is None else result.error
 
 
-def _executed(guest: Guest, config: Mapping[str, Any]) -> Executed | None:
-    """As in OSWorld, None where the guest refuses: no such program, too slow, not UTF-8."""
+def _execute(guest: Guest, config: Mapping[str, Any]) -> Executed | None:
+    """Run a command and return its result; as in OSWorld, return None if the guest refuses.
+
+    A guest refuses if there is no such program, or the output is too late or not UTF-8.
+    """
     try:
         return guest.execute(config["command"], shell=bool(config.get("shell")), deadline_s=150)
     except RefusalError as error:
@@ -68,14 +71,14 @@ GETTERS: Mapping[str, Callable[[Guest, Mapping[str, Any]], Any]] = {
 
 
 def foreign(evaluator: Evaluator) -> bool:
-    """Whether a check of it needs OSWorld's package."""
+    """Return True if a check of the evaluator needs OSWorld's package."""
     return not evaluator.infeasible and not all(is_native(check) for check in evaluator.checks)
 
 
-def judge(task: TaskFile, last: Action | None, guest: Guest, context: EpisodeContext) -> Verdict:
+def evaluate(task: TaskFile, last: Action | None, guest: Guest, context: EpisodeContext) -> Verdict:
     """Return the verdict on the state after the episode's `last` action. Raises EnvError on failure.
 
-    As in OSWorld `postconfig` comes first, and is skipped if the last action decides.
+    As in OSWorld, `postconfig` is performed first, unless the last action alone decides.
     """
     evaluator = task.evaluator
     verdict = claimed(evaluator, last)
@@ -85,45 +88,45 @@ def judge(task: TaskFile, last: Action | None, guest: Guest, context: EpisodeCon
     absent: list[str] = []
     scores = (_score(check, guest, context, absent) for check in evaluator.checks)
     score = joined(scores, evaluator.conj)
-    # For OSWorld's getters a guest that does not answer gives an empty result: check that it does.
+    # If the guest does not answer, OSWorld's getters return an empty result: check that it answers.
     guest.screenshot()
     names = ", ".join(check.func for check in evaluator.checks)
-    return graded(score, f"{names}: {score:g}" + "".join(f"; {each}" for each in absent))
+    return graded(score, f"{names}: {score:g}" + "".join(f"; {reason}" for reason in absent))
 
 
 def fetch_references(evaluator: Evaluator, downloads: Downloads, folder: Path) -> None:
     """Fetch the files of all `cloud_file` getters into the episode's folder.
 
-    Before the episode, so that the web cannot make a finished one invalid.
+    This is done before the episode, so that a failure of the web cannot make a finished episode invalid.
     """
     for check in evaluator.checks:
         for url, _ in _references(check):
-            kept = _kept(url, folder)
-            kept.parent.mkdir(exist_ok=True)
-            kept.write_bytes(downloads.fetch(url))
+            path = _reference_path(url, folder)
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(downloads.fetch(url))
 
 
 def refuse_solved(task: TaskFile, guest: Guest, context: EpisodeContext) -> None:
-    """Raise EnvError if the task is done at reset.
+    """Raise EnvError if the task is solved at reset.
 
-    Checked only if that changes nothing and costs little: no `postconfig`, no foreign evaluator.
+    This is checked only if it changes nothing and costs little: without `postconfig` or a foreign evaluator.
     """
     evaluator = task.evaluator
     if evaluator.infeasible or evaluator.postconfig or foreign(evaluator):
         return
-    if judge(task, None, guest, context).outcome == "pass":
+    if evaluate(task, None, guest, context).outcome == "pass":
         raise EnvError("the task is already done at reset; its set-up must undo it")
 
 
 def is_native(check: Check) -> bool:
-    """Whether a check is done here, without OSWorld's package."""
+    """Return True if a check is performed here, without OSWorld's package."""
     getters = [getter for getter in (check.result, check.expected) if getter is not None]
-    known = all(getter.type in GETTERS for getter in getters)
-    return check.func in METRICS and len(getters) == 2 and known and not check.options
+    has_getters = len(getters) == 2 and all(getter.type in GETTERS for getter in getters)
+    return check.func in METRICS and has_getters and not check.options
 
 
 def _score(check: Check, guest: Guest, context: EpisodeContext, absent: list[str]) -> float:
-    """Return the score of one check; a result that the guest does not have is noted in `absent`."""
+    """Return the score of one check. If the guest does not have a result, append the reason to `absent`."""
     if not is_native(check):
         return _foreign_score(check, guest, context, absent)
     try:
@@ -137,8 +140,8 @@ def _score(check: Check, guest: Guest, context: EpisodeContext, absent: list[str
 
 
 def _foreign_score(check: Check, guest: Guest, context: EpisodeContext, absent: list[str]) -> float:
-    missing, needed = _missing(check.result, guest, context.folder)
-    if missing and len(missing) == needed:
+    missing, file_count = _missing(check.result, guest, context.folder)
+    if missing and len(missing) == file_count:
         absent += missing
         return 0.0
     references = _place_references(check, context)
@@ -152,54 +155,55 @@ def _foreign_score(check: Check, guest: Guest, context: EpisodeContext, absent: 
 
 
 def _missing(result: Getter | None, guest: Guest, folder: Path) -> tuple[list[str], int]:
-    """Return what the policy's result lacks, in words, and how many files it consists of."""
+    """Return (messages, file_count): which files of the policy's result are missing, and how many it has."""
     if result is None or result.type not in ("vm_file", "cache_file"):
         return [], 0
     paths = _listed(result, "path")
     if result.type == "cache_file":  # output of a command of `postconfig`
-        lost = [path for path in paths if not (folder / path).exists()]
-        return [f"no output of a command was saved as {path}" for path in lost], len(paths)
-    given = result.parameters.get("gives", [0])  # OSWorld's metric gets these of `paths`
-    paths = [path for number, path in enumerate(paths) if number in given]
-    lost = [path for path in paths if not guest.has_file(path)]
-    return [f"the guest has no file {path}" for path in lost], len(paths)
+        absent = [path for path in paths if not (folder / path).exists()]
+        return [f"no output of a command was saved as {path}" for path in absent], len(paths)
+    numbers = result.parameters.get("gives", [0])  # OSWorld's metric gets these of `paths`
+    paths = [path for number, path in enumerate(paths) if number in numbers]
+    absent = [path for path in paths if not guest.has_file(path)]
+    return [f"the guest has no file {path}" for path in absent], len(paths)
 
 
 def _references(check: Check) -> Iterator[tuple[str, str]]:
-    """(url, name) of each file that OSWorld's get_cloud_file would fetch for a check."""
+    """Yield (url, name) of each file that OSWorld's get_cloud_file would fetch for a check."""
     for getter in (check.result, check.expected):
         if getter is not None and getter.type == "cloud_file":
             yield from zip(_listed(getter, "path"), _listed(getter, "dest"), strict=False)
 
 
 def _place_references(check: Check, context: EpisodeContext) -> Path:
-    """Put them where get_cloud_file looks before it fetches; returns that folder.
+    """Copy the references to where get_cloud_file looks before it fetches, and return that folder.
 
-    It is the episode's own folder, where a test suite finds the modules that it tests, unless a
-    result has the name of a reference: OSWorld's getter would then compare the result with itself.
+    It is the episode's folder, where a test suite finds the modules that it tests. If a result has the name
+    of a reference, it is another folder, since OSWorld's getter would compare the result with itself.
     """
     names = [name for _, name in _references(check)]
     result = check.result
-    saved = [] if result is None or result.type == "cloud_file" else _listed(result, "dest")
-    folder = context.folder / "references" if set(names) & set(saved) else context.folder
+    results = [] if result is None or result.type == "cloud_file" else _listed(result, "dest")
+    folder = context.folder / "references" if set(names) & set(results) else context.folder
     for url, name in _references(check):
         path = (folder / name).resolve()
         if not path.is_relative_to(folder.resolve()):
             raise EnvError(f"evaluator {check.func}: dest {name!r} leaves the episode's folder")
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(_kept(url, context.folder), path)  # a copy: a metric may write to its files
+        # A copy, since a metric may write to its files.
+        shutil.copyfile(_reference_path(url, context.folder), path)
     return folder
 
 
-def _kept(url: str, folder: Path) -> Path:
-    """Where an episode keeps the file at `url`, beside the files that evaluators see."""
+def _reference_path(url: str, folder: Path) -> Path:
+    """Return where an episode keeps the file at `url`, beside the files that evaluators read."""
     return folder / ".references" / content_hash(url.encode())
 
 
 def _listed(getter: Getter, key: str) -> list[str]:
-    """Return a parameter that is one text, or a list of them where the getter has `multi`."""
+    """Return a parameter as a list of texts. It is a list if the getter has `multi`, else one text."""
     value = getter.parameters.get(key, [])
-    return [str(each) for each in value] if isinstance(value, list) else [str(value)]
+    return [str(item) for item in value] if isinstance(value, list) else [str(value)]
 
 
 def _value(getter: Getter | None, guest: Guest) -> Any:

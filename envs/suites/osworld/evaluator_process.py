@@ -1,12 +1,12 @@
-"""OSWorld's evaluators in a process of their own, with a deadline.
+"""Runs OSWorld's evaluators in a separate process, with a deadline.
 
-    find_python        the interpreter that has the package desktop-env, or the install step
-    find_checkout      the checkout of OSWorld that a folder of tasks belongs to
-    EvaluatorProcess   that process: started early, killed if it hangs
-    ScoredGuest        what it must know of an episode
+    find_python        returns the interpreter that has the package desktop-env
+    find_checkout      returns the checkout of OSWorld that a folder of tasks belongs to
+    EvaluatorProcess   the process, which is started early and killed if it hangs
+    ScoredGuest        the facts about an episode that the process needs
 
-desktop-env pins versions of torch and numpy that dart does not run with, hence another interpreter;
-an evaluator that hangs or crashes then also costs no more than its episode.
+desktop-env pins versions of torch and numpy that dart does not run with, so that it needs another
+interpreter. An evaluator that hangs or crashes then also costs only its episode.
 """
 
 from __future__ import annotations
@@ -25,34 +25,35 @@ from envs.suites.osworld.guest import Address
 from envs.tools.child_program import ChildProgram, find_named
 from envs.tools.taskfile import Check, Getter, SetupStep
 
-CURE = (
-    "install the checkout that the tasks come from in an environment of its own (python -m venv "
+FIX = (
+    "install the checkout that the tasks come from in a separate environment (python -m venv "
     "osworld-eval && osworld-eval/bin/pip install -e OSWorld) and set env.options.evaluator_python"
 )
 
 
-def find_python(named: str) -> str:
-    """Return the interpreter for evaluators, or an empty text if there is none.
+def find_python(option: str) -> str:
+    """Return the interpreter for evaluators, "" if there is none.
 
-    `named` is the option; without it this interpreter is taken if it has desktop-env. Raises
-    MissingPartError if there is no interpreter of that name.
+    It is the one that the `option` names; if that is empty, this interpreter, provided that it has
+    desktop-env. Raises MissingPartError if there is no interpreter of that name.
     """
-    if not named:
+    if not option:
         return sys.executable if importlib.util.find_spec("desktop_env") else ""
-    found = find_named(named)
-    if found is None:
-        raise MissingPartError(f"evaluator_python: no interpreter at {named}: {CURE}")
-    return found
+    python = find_named(option)
+    if python is None:
+        raise MissingPartError(f"evaluator_python: no interpreter at {option}: {FIX}")
+    return python
 
 
 def find_checkout(tasks: Path) -> Path | None:
-    """Return the nearest folder above `tasks` that holds the package `desktop_env`, or None."""
-    return next((each for each in tasks.resolve().parents if (each / "desktop_env").is_dir()), None)
+    """Return the nearest folder above `tasks` that contains the package `desktop_env`, or None."""
+    parents = tasks.resolve().parents
+    return next((folder for folder in parents if (folder / "desktop_env").is_dir()), None)
 
 
 @dataclass(frozen=True)
 class ScoredGuest:
-    """What OSWorld's functions are told of the episode."""
+    """The facts about an episode that OSWorld's functions need."""
 
     address: Address
     folder: Path  # for the episode's files
@@ -61,10 +62,10 @@ class ScoredGuest:
 
 
 class EvaluatorProcess:
-    """One process that runs OSWorld's evaluators; one slot uses it. Raises EnvError.
+    """A process that runs OSWorld's evaluators for one slot. Raises EnvError.
 
-    It works in `checkout`, if given: task files name files relative to it, and its package
-    `desktop_env` comes before that of the interpreter.
+    Its working folder is the `checkout`, if there is one: task files name files relative to it, and its
+    package `desktop_env` takes precedence over the interpreter's.
     """
 
     def __init__(self, python: str, deadline_s: float, checkout: Path | None = None) -> None:
@@ -82,33 +83,35 @@ class EvaluatorProcess:
         self._program = ChildProgram(python, source, folder=checkout or "", variables=variables)
 
     def start(self) -> None:
-        """Start the process if there is none; returns at once."""
+        """Start the process if there is none, without waiting for it."""
         if not self._python:
-            raise EnvError(f"this task needs OSWorld's evaluators (package desktop-env): {CURE}")
+            raise EnvError(f"this task needs OSWorld's evaluators (package desktop-env): {FIX}")
         self._program.start()
 
     def score(self, check: Check, guest: ScoredGuest, references: Path) -> float:
-        """Return the score of OSWorld's metric, 0.0 to 1.0; `references` holds the files of `cloud_file`."""
-        told = {
+        """Return the score of OSWorld's metric, 0.0 to 1.0; `references` has the files of `cloud_file`."""
+        fields = {
             "func": check.func,
-            "result": _told(check.result),
-            "expected": _told(check.expected),
+            "result": _plain_getter(check.result),
+            "expected": _plain_getter(check.expected),
             "options": dict(check.options),
         }
-        request = {"do": "score", "check": told, "references": str(references), **_of(guest)}
-        return float(self._ask(request, f"evaluator {check.func}")["score"])
+        request = {"do": "score", "check": fields, "references": str(references)}
+        answer = self._ask({**request, **_plain_guest(guest)}, f"evaluator {check.func}")
+        return float(answer["score"])
 
     def prepare(self, step: SetupStep, guest: ScoredGuest) -> None:
         """Perform a set-up step as OSWorld does."""
-        told = {"type": step.type, "parameters": dict(step.parameters)}
-        self._ask({"do": "setup", "step": told, **_of(guest)}, f"set-up step {step.type}")
+        fields = {"type": step.type, "parameters": dict(step.parameters)}
+        request = {"do": "setup", "step": fields, **_plain_guest(guest)}
+        self._ask(request, f"set-up step {step.type}")
 
     def parts(self) -> dict[str, Any]:
-        """Return what the installation has: see `parts` of evaluator_program.py."""
+        """Return the names that the installation has (`parts` of evaluator_program.py)."""
         return self._ask({"do": "parts"}, "package desktop_env")
 
     def end(self) -> None:
-        """Kill the process and what it started, if any."""
+        """Kill the process and its children, if it runs."""
         self._program.end()
 
     def close(self) -> None:
@@ -120,7 +123,7 @@ class EvaluatorProcess:
         return self._program.ask(request, self._deadline_s, what)[0]
 
 
-def _of(guest: ScoredGuest) -> dict[str, Any]:
+def _plain_guest(guest: ScoredGuest) -> dict[str, Any]:
     return {
         "guest": asdict(guest.address),
         "folder": str(guest.folder),
@@ -129,5 +132,5 @@ def _of(guest: ScoredGuest) -> dict[str, Any]:
     }
 
 
-def _told(getter: Getter | None) -> dict[str, Any] | None:
+def _plain_getter(getter: Getter | None) -> dict[str, Any] | None:
     return None if getter is None else {"type": getter.type, **getter.parameters}

@@ -1,7 +1,8 @@
 """The program that runs scores and set-up steps of OSWorld's own package, `desktop_env`.
 
-Runs as `python -c SOURCE` in an interpreter that has that package (it pins versions that dart cannot
-run with) and speaks JSON lines: a request on stdin, an answer on the original stdout. Never imported.
+It is run as `python -c SOURCE`, and never imported, in an interpreter that has the package, which pins
+versions that dart cannot run with. It reads requests as JSON lines from stdin and writes answers to the
+original stdout.
 
     {"do": "score", "guest": {...}, "folder": ..., "check": {...}, ...}  ->  {"score": 0.0 to 1.0}
     {"do": "setup", "guest": {...}, "folder": ..., "step": {...}, ...}   ->  {"score": 1.0}
@@ -23,7 +24,7 @@ from typing import Any
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Perform the request; an exception becomes an answer, too."""
+    """Perform a request and return the answer; an exception is an answer as well."""
     try:
         if request["do"] == "parts":
             return parts()
@@ -34,17 +35,17 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             perform(**step["parameters"])
             return {"score": 1.0}
         return {"score": float(score(guest, request["check"], request["references"]))}
-    except Exception as error:  # noqa: BLE001 - whatever an evaluator raises makes its episode invalid
-        return {"error": told(error)}
+    except Exception as error:  # noqa: BLE001 - any error of an evaluator makes its episode invalid
+        return {"error": one_line(error)}
 
 
-def told(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """Return the error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
 class DesktopEnvView:
-    """What getters read of OSWorld's DesktopEnv: the guest's address, its controllers, a folder."""
+    """The attributes of OSWorld's DesktopEnv that getters read: address, controllers, folder."""
 
     current_use_proxy = False
     enable_proxy = False
@@ -63,10 +64,10 @@ class DesktopEnvView:
 
     @cached_property
     def setup_controller(self) -> Any:
-        """OSWorld's own; its import is slow, and may miss a package that no evaluator needs."""
+        """OSWorld's set-up controller. Its import is slow, and may miss a package that no evaluator needs."""
         module = importlib.import_module("desktop_env.controllers.setup")
         sizes = {"screen_width": self.screen_width, "screen_height": self.screen_height}
-        # An older SetupController takes no screen size, and reads none.
+        # An older SetupController does not take a screen size.
         if "screen_width" not in inspect.signature(module.SetupController).parameters:
             sizes = {}
         return module.SetupController(
@@ -91,14 +92,14 @@ class DesktopEnvView:
 
     @cached_property
     def vm_screen_size(self) -> Any:
-        """{"width": ..., "height": ...}, pixels."""
+        """The screen's size as {"width": ..., "height": ...}, pixels."""
         return self.controller.get_vm_screen_size()
 
 
 def score(guest: DesktopEnvView, check: dict[str, Any], references: str) -> Any:
-    """One metric of one result; a missing file is a wrong result.
+    """Return the score of one check; a missing file is a wrong result.
 
-    `references` is the folder where the files of `cloud_file` lie already.
+    `references` is the folder that has the files of `cloud_file` already.
     """
     getters = importlib.import_module("desktop_env.evaluators.getters")
     metrics = importlib.import_module("desktop_env.evaluators.metrics")
@@ -121,11 +122,11 @@ def score(guest: DesktopEnvView, check: dict[str, Any], references: str) -> Any:
 
 
 def parts() -> dict[str, Any]:
-    """Return what this installation has, by the names that task files use, and what it asks of `env`."""
+    """Return what the installation has, by the names of task files, and which unknown attributes it reads."""
     getters = importlib.import_module("desktop_env.evaluators.getters")
     metrics = importlib.import_module("desktop_env.evaluators.metrics")
     folder = Path(str(getters.__file__)).parent
-    found: dict[str, Any] = {
+    names: dict[str, Any] = {
         "folder": str(folder.parents[2]),
         "getters": [name[len("get_") :] for name in dir(getters) if name.startswith("get_")],
         "metrics": dir(metrics),
@@ -134,19 +135,19 @@ def parts() -> dict[str, Any]:
     }
     try:
         controller = importlib.import_module("desktop_env.controllers.setup").SetupController
-    except Exception as error:  # noqa: BLE001 - told only where a task needs it
-        found["no_steps"] = told(error)
+    except Exception as error:  # noqa: BLE001 - reported only if a task needs a set-up step
+        names["no_steps"] = one_line(error)
     else:
-        found["steps"] = [
+        names["steps"] = [
             name.removeprefix("_").removesuffix("_setup")
             for name in dir(controller)
             if name.startswith("_") and name.endswith("_setup")
         ]
-    return found
+    return names
 
 
 def unknown_attributes(folder: Path) -> list[str]:
-    """`file.py: env.attribute` for each attribute that getters read and DesktopEnvView lacks."""
+    """Return `file.py: env.attribute` for each attribute that getters read and DesktopEnvView lacks."""
     own = {"vm_ip", "server_port", "chromium_port", "vlc_port", "cache_dir", "controller"}
     own |= {"client_password", "screen_width", "screen_height", *vars(DesktopEnvView)}
     return sorted(
@@ -163,7 +164,7 @@ def unknown_attributes(folder: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    # Getters and metrics print: the original stdout is kept for answers, and stdout becomes stderr.
+    # Getters and metrics print: keep the original stdout for answers, and let stdout be stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:

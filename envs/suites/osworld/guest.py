@@ -1,14 +1,14 @@
-"""The HTTP interface of OSWorld's guest server, with a deadline on every call.
+"""A client of OSWorld's guest server, over HTTP, with a deadline on each call.
 
-    Address            where a guest's server and its applications' ports are
-    Executed           output of a command in the guest
-    Guest              one guest: look, execute, read and write files, prepare
+    Address            the host and the ports of a guest
+    Executed           the result of a command in the guest
+    Guest              one guest: take screenshots, execute commands, read and write files, set up
     RefusalError       the server answered with an error
     UnreachableError   there is no server at the address
     DisplayFullError   the guest's X display takes no more clients
 
-The routes are those of desktop_env/server/main.py of OSWorld. A guest is not trusted: redirects are
-not followed, answers are bounded, and any other answer raises EnvError.
+The routes are those of desktop_env/server/main.py of OSWorld. A guest is not trusted: redirects are not
+followed, answers are bounded, and an answer of another form raises EnvError.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INSTALL = "pip install -e '.[osworld]' in dart's folder"
 SERVER_PORT, CHROMIUM_PORT, VLC_PORT, VNC_PORT = 5000, 9222, 8080, 8006
 """Ports inside a guest."""
 
-PYTHON = "python"  # of the guest, as OSWorld calls it
+PYTHON = "python"  # command of the guest's Python, as in OSWorld
 
 MAX_ANSWER_MB = 512
 PROBE_DEADLINE_S = 10.0
@@ -40,12 +40,12 @@ POLL_S = 0.5
 _BLOCK = 1 << 16
 
 _OPEN_DISPLAY = "from Xlib import display; display.Display()"
-_DISPLAY_FULL = "Maximum number of clients"  # an X server's answer to one client too many
+_DISPLAY_FULL = "Maximum number of clients"  # an X server's answer if it has too many clients
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a guest is reached; the last two ports are for evaluators that query applications."""
+    """The address of a guest. Evaluators that query applications use the last two ports."""
 
     host: str
     server_port: int = SERVER_PORT
@@ -54,13 +54,13 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The guest server's."""
+        """The URL of the guest's server."""
         return f"http://{self.host}:{self.server_port}"
 
 
 @dataclass(frozen=True)
 class Executed:
-    """What a command in the guest wrote, and its exit code."""
+    """The output and the exit code of a command in the guest."""
 
     output: str
     error: str
@@ -72,7 +72,7 @@ class RefusalError(EnvError):
 
 
 class UnreachableError(EnvError):
-    """There is no server at the guest's address: refused, no such host, no route."""
+    """There is no server at the guest's address: connection refused, no such host, or no route."""
 
 
 class DisplayFullError(EnvError):
@@ -95,13 +95,13 @@ def read_address(url: str) -> Address:
     try:
         parts = urlsplit(url)
         port = parts.port
-        asked = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-        ports = {name: int(value) for name, value in asked}
+        query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        ports = {name: int(value) for name, value in query}
     except ValueError:
         parts, port, ports = urlsplit(""), None, {}
-    known = ports.keys() <= {"chromium_port", "vlc_port"}
-    valid = known and all(0 < each < 1 << 16 for each in ports.values())
-    if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/") or not valid:
+    has_names = ports.keys() <= {"chromium_port", "vlc_port"}
+    is_valid = has_names and all(0 < number < 1 << 16 for number in ports.values())
+    if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/") or not is_valid:
         raise TaskError(
             "a guest's url is http://HOST:PORT, or http://HOST:PORT?chromium_port=9222&vlc_port=8080 "
             f"for other ports of its browser and VLC, got {url!r}"
@@ -111,9 +111,9 @@ def read_address(url: str) -> Address:
 
 
 class Guest:
-    """One guest. Not thread-safe. Every method raises EnvError on failure.
+    """A guest. Not thread-safe. All methods raise EnvError on failure.
 
-    `deadline_s` bounds each call; calls that take long by nature have their own.
+    `deadline_s` bounds each call, except calls that usually take long and have another deadline.
     """
 
     def __init__(self, address: Address, *, deadline_s: float = 30.0) -> None:
@@ -130,22 +130,22 @@ class Guest:
             self._check_display()
         image = self._checked("/screenshot", status, body)
         if not image.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")):
-            raise EnvError(f"{self._where('/screenshot')} is not an image: {_shown(image)}")
+            raise EnvError(f"{self._where('/screenshot')} is not an image: {_excerpt(image)}")
         return image
 
     def screen_size(self) -> tuple[int, int]:
-        """(width, height) of the screen, in pixels."""
+        """Return (width, height) of the screen, in pixels."""
         return _size(self._json("POST", "/screen_size"), self._where("/screen_size"))
 
     def window_size(self, class_name: str) -> tuple[int, int]:
-        """(width, height) of the window of an application, in pixels."""
+        """Return (width, height) of the window of an application, in pixels."""
         answer = self._json("POST", "/window_size", fields={"app_class_name": class_name})
         return _size(answer, self._where("/window_size"))
 
     def cursor_position(self) -> tuple[int, int]:
-        """(x, y) of the pointer, in pixels."""
+        """Return (x, y) of the pointer, in pixels."""
         answer = self._json("GET", "/cursor_position")
-        if not isinstance(answer, list) or [type(each) for each in answer] != [int, int]:
+        if not isinstance(answer, list) or [type(value) for value in answer] != [int, int]:
             raise EnvError(f"{self._where('/cursor_position')} answers {answer!r}")
         return answer[0], answer[1]
 
@@ -169,9 +169,9 @@ class Guest:
         deadline_s: float | None = None,
         route: str = "/execute",
     ) -> Executed:
-        """Run a command in the guest to its end. A list never passes through a shell unless requested.
+        """Run a command in the guest to its end. A list does not pass through a shell unless `shell` is set.
 
-        The server expands a leading `~/` of each argument, and gives up after 120 s.
+        The server expands a leading `~/` in each argument, and gives up after 120 s.
         """
         command = command if isinstance(command, str) else list(command)
         answer = self._json(
@@ -183,16 +183,16 @@ class Guest:
         return Executed(str(output or ""), str(error or ""), answer["returncode"])
 
     def read_file(self, path: str) -> bytes | None:
-        """Return a file's bytes, or None where there is no such file."""
+        """Return a file's bytes, None if there is no such file."""
         status, body = self._send("POST", "/file", fields={"file_path": path})
         if status == 404:
             return None
         return self._checked("/file", status, body)
 
     def has_file(self, path: str) -> bool:
-        """Whether the server can read a file at `path`; transfers nothing of it.
+        """Return True if the server can read a file at `path`, without a transfer of its contents.
 
-        A folder, or a file without permission to read, makes the server answer 500.
+        For a folder, or a file without permission to read, the server answers 500.
         """
         until, seconds = self._until(None)
         with self._request("POST", "/file", seconds, _form(path)) as response:
@@ -214,29 +214,29 @@ class Guest:
         self._checked("/setup/upload", status, body)
 
     def list_directory(self, path: str) -> dict[str, Any]:
-        """Return a folder's tree: `type`, `name`, `children`."""
+        """Return a folder's tree, with the keys `type`, `name` and `children`."""
         answer = self._json("POST", "/list_directory", body={"path": path})
         if not isinstance(answer, dict) or not isinstance(answer.get("directory_tree"), dict):
             raise EnvError(f"{self._where('/list_directory')} answers {answer!r}")
         return dict(answer["directory_tree"])
 
     def platform(self) -> str:
-        """`Linux`, `Windows` or `Darwin`."""
+        """Return `Linux`, `Windows` or `Darwin`."""
         return self._ask("GET", "/platform").decode("utf-8", "replace").strip()
 
     def prepare(
         self, step: str, parameters: Mapping[str, Any], *, deadline_s: float | None = None
     ) -> None:
-        """One of the server's own set-up steps: `launch`, `open_file`, `activate_window`, ..."""
+        """Perform one of the server's set-up steps: `launch`, `open_file`, `activate_window`, ..."""
         self._ask("POST", f"/setup/{step}", body=dict(parameters), deadline_s=deadline_s)
 
     # --- start and end ---
 
     def wait_ready(self, deadline_s: float, *, restarting: bool = False) -> None:
-        """Return when the guest shows its screen. Raises EnvError after `deadline_s`.
+        """Wait until the guest shows its screen. Raises EnvError after `deadline_s`.
 
-        Raises at once if there is no server at the address, or the display takes no more clients, unless
-        the guest is `restarting`.
+        Unless the guest is `restarting`, this raises at once if there is no server at the address or the
+        display takes no more clients.
         """
         until, last = time.monotonic() + deadline_s, "not tried"
         while (left_s := until - time.monotonic()) > 0:
@@ -254,21 +254,21 @@ class Guest:
         raise EnvError(f"no screenshot in {deadline_s:g} s: {last}")
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self._http.clear()
 
     def raise_if_full(self, error: str) -> None:
-        """Raise DisplayFullError if `error`, of a program in the guest, says so."""
+        """Raise DisplayFullError if `error`, the output of a program in the guest, contains that message."""
         if _DISPLAY_FULL in error:
             raise DisplayFullError(f"guest {self.address.url}")
 
     def _check_display(self) -> None:
-        """Raise DisplayFullError if no program of the guest can open its display any more."""
+        """Raise DisplayFullError if programs of the guest cannot open its display any more."""
         try:
-            done = self.execute([PYTHON, "-c", _OPEN_DISPLAY], deadline_s=PROBE_DEADLINE_S)
+            result = self.execute([PYTHON, "-c", _OPEN_DISPLAY], deadline_s=PROBE_DEADLINE_S)
         except EnvError:
-            return  # the error that led here says more
-        self.raise_if_full(done.error)
+            return  # the caller's error has more information
+        self.raise_if_full(result.error)
 
     # --- one call ---
 
@@ -277,14 +277,14 @@ class Guest:
         try:
             return json.loads(body)
         except ValueError:
-            raise EnvError(f"{self._where(route)} is not JSON: {_shown(body)}") from None
+            raise EnvError(f"{self._where(route)} is not JSON: {_excerpt(body)}") from None
 
     def _ask(self, method: str, route: str, **more: Any) -> bytes:
         return self._checked(route, *self._send(method, route, **more))
 
     def _checked(self, route: str, status: int, body: bytes) -> bytes:
         if status != 200:
-            raise RefusalError(f"{self._where(route)} answers {status}: {_shown(body)}")
+            raise RefusalError(f"{self._where(route)} answers {status}: {_excerpt(body)}")
         return body
 
     def _where(self, route: str) -> str:
@@ -300,24 +300,24 @@ class Guest:
         multipart: bool = False,
         deadline_s: float | None = None,
     ) -> tuple[int, bytes]:
-        """(status, answer); `body` travels as JSON, `fields` as a form."""
-        asked: dict[str, Any] = {"json": body} if body is not None else {}
+        """Return (status, answer). `body` is sent as JSON, `fields` as a form."""
+        content: dict[str, Any] = {"json": body} if body is not None else {}
         if fields is not None:
-            asked = {"fields": fields, "encode_multipart": multipart}
+            content = {"fields": fields, "encode_multipart": multipart}
         until, seconds = self._until(deadline_s)
-        with self._request(method, route, seconds, asked) as response:
+        with self._request(method, route, seconds, content) as response:
             return response.status, self._read(response, route, until, seconds)
 
     def _until(self, deadline_s: float | None) -> tuple[float, float]:
-        """When a call that begins now must end (time.monotonic), and its seconds."""
+        """Return (time.monotonic() at which a call that begins now must end, its seconds)."""
         seconds = self._deadline_s if deadline_s is None else deadline_s
         return time.monotonic() + seconds, seconds
 
     @contextmanager
     def _request(
-        self, method: str, route: str, seconds: float, asked: Mapping[str, Any]
+        self, method: str, route: str, seconds: float, content: Mapping[str, Any]
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """Yield the answer before its body is read; any error of the connection is an EnvError."""
+        """Yield the answer before its body is read; any error of the connection becomes an EnvError."""
         urllib3 = import_urllib3()
         try:
             response = self._http.request(
@@ -326,13 +326,15 @@ class Guest:
                 timeout=seconds,
                 redirect=False,
                 preload_content=False,
-                **asked,
+                **content,
             )
             try:
                 yield response
             finally:
                 response.release_conn()
-        except urllib3.exceptions.NewConnectionError as error:  # a TimeoutError to urllib3
+        except (
+            urllib3.exceptions.NewConnectionError
+        ) as error:  # a subclass of TimeoutError in urllib3
             why = error.__cause__ or error
             raise UnreachableError(
                 f"{self._where(route)}: no server answers there ({first_line(why)}); start the guest's "
@@ -346,7 +348,7 @@ class Guest:
     def _read(
         self, response: urllib3.BaseHTTPResponse, route: str, until: float, seconds: float
     ) -> bytes:
-        """Return the answer in pieces, so that a slow one cannot exceed the deadline."""
+        """Return the answer, read in pieces so that a slow one cannot exceed the deadline."""
         blocks, size = [], 0
         while block := response.read1(_BLOCK):
             blocks.append(block)
@@ -361,7 +363,7 @@ class Guest:
 
 
 def import_urllib3() -> ModuleType:
-    """urllib3. Raises MissingPartError with the install step."""
+    """Return the package urllib3. Raises MissingPartError with the install step."""
     try:
         import urllib3
     except ImportError:
@@ -387,6 +389,6 @@ def _text_of(answer: object, key: str, where: str) -> str:
     raise EnvError(f"{where} answers {answer!r}")
 
 
-def _shown(body: bytes) -> str:
+def _excerpt(body: bytes) -> str:
     text = body[:200].decode("utf-8", "replace")
     return " ".join(text.split()) or "nothing"

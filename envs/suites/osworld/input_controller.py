@@ -1,11 +1,11 @@
-"""Mouse and keyboard inside a guest: performs events of envs/tools/inputs.py. Sent as `python -c SOURCE EVENTS`.
+"""The program in a guest that moves the mouse and presses keys: it performs events of envs/tools/inputs.py.
 
-Events are JSON, `[["button", "left", true, x, y], ["text", "a text"], ...]`: data, which no shell and no
-interpreter executes. Runs in the guest's Python (3.10 or later) on its X display, with
-the Xlib that pyautogui brings; never imported.
+It is sent as `python -c SOURCE EVENTS` and never imported. Events are JSON, `[["button", "left", true, x, y],
+["text", "a text"], ...]`: data that no shell and no interpreter executes. It runs in the guest's Python (3.10
+or later) on the guest's X display, with the Xlib that pyautogui brings.
 
-pyautogui itself takes 0.3 s to import, types `>` for `<` (its issue 198), and leaves out characters
-without a key. Here these get one of the keyboard map's spare keys, permanently.
+pyautogui itself takes 0.3 s to import, types `>` for `<` (its issue 198), and leaves out characters without a
+key. Here such a character permanently gets one of the keyboard map's spare keys.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 from Xlib import X, display
 from Xlib.ext import xtest
 
-STRIDE_S = 0.01  # a drag's time from point to point; applications track the path
-DRAG_S = 5.0  # in all, at most
+STRIDE_S = 0.01  # time from point to point of a drag; applications track the path
+DRAG_S = 5.0  # longest time of a drag
 CLICK_S = 0.05  # from a move to a press, from a press to its release
 KEY_S = 0.005  # between characters
-REMAPPED_S = 0.15  # for applications to apply a changed keyboard map
+REMAPPED_S = 0.15  # time in which applications apply a changed keyboard map
 
 BUTTONS = {"left": 1, "middle": 2, "right": 3}
-UP, DOWN, LEFT, RIGHT = 4, 5, 6, 7  # the wheel's
+UP, DOWN, LEFT, RIGHT = 4, 5, 6, 7  # buttons of the wheel
 
 UNICODE = 0x01000000  # keysym of a character beyond Latin-1, less its number
 WRITTEN = {"\n": 0xFF0D, "\t": 0xFF09}
@@ -41,7 +41,7 @@ NAMED = {
 
 
 class GuestInputController:
-    """Mouse and keyboard of one display."""
+    """The mouse and the keyboard of one display."""
 
     def __init__(self) -> None:
         self.screen = display.Display()
@@ -50,7 +50,7 @@ class GuestInputController:
         self.count = info.max_keycode - self.first + 1
 
     def perform(self, events: list[Any]) -> None:
-        """Perform each event in turn; no key of a chord that has an unknown one."""
+        """Perform each event in turn. If one key is unknown, no key is pressed at all."""
         kinds: dict[str, Any] = {
             "move": self.move,
             "button": self.button,
@@ -59,8 +59,8 @@ class GuestInputController:
             "text": self.write,
             "release": self.release,
         }
-        known = self.known_keys()
-        if any(kind == "key" and symbol_of(how[0]) not in known for kind, *how in events):
+        keys = self.key_map()
+        if any(kind == "key" and symbol_of(how[0]) not in keys for kind, *how in events):
             events = [event for event in events if event[0] != "key"]
         strides = sum(len(how[0]) for kind, *how in events if kind == "move")
         self.stride_s = min(STRIDE_S, DRAG_S / max(1, strides))
@@ -68,7 +68,7 @@ class GuestInputController:
             kinds[kind](*how)
 
     def move(self, points: list[Any]) -> None:
-        """Hover at one point, or drag along several."""
+        """Move to one point, or drag along several."""
         for x, y in points:
             if len(points) > 1:
                 time.sleep(self.stride_s)
@@ -90,11 +90,11 @@ class GuestInputController:
 
     def key(self, name: str, down: bool) -> None:
         """Press or release a key."""
-        row, _ = self.known_keys()[symbol_of(name)]
+        row, _ = self.key_map()[symbol_of(name)]
         self.send(X.KeyPress if down else X.KeyRelease, self.first + row)
 
     def release(self) -> None:
-        """Release every button and key that is down."""
+        """Release all buttons and keys that are down."""
         mask = self.screen.screen().root.query_pointer().mask
         for number in BUTTONS.values():
             if mask & X.Button1Mask << number - 1:
@@ -105,14 +105,14 @@ class GuestInputController:
                     self.send(X.KeyRelease, row * 8 + bit)
 
     def write(self, text: str) -> None:
-        """Type any characters; unprintable ones are left out."""
-        symbols = [keysym(each) for each in text if each in WRITTEN or each.isprintable()]
-        known = self.known_keys()
-        shift = self.first + known[NAMED["shift"]][0]
+        """Type a text of any characters; unprintable ones are left out."""
+        symbols = [keysym(char) for char in text if char in WRITTEN or char.isprintable()]
+        keys = self.key_map()
+        shift = self.first + keys[NAMED["shift"]][0]
         for number, symbol in enumerate(symbols):
-            if symbol not in known:
-                known = self.give_keys(symbols[number:])
-            row, shifted = known[symbol]
+            if symbol not in keys:
+                keys = self.bind_keys(symbols[number:])
+            row, shifted = keys[symbol]
             if shifted:
                 self.send(X.KeyPress, shift)
             self.send(X.KeyPress, self.first + row)
@@ -121,45 +121,49 @@ class GuestInputController:
                 self.send(X.KeyRelease, shift)
             time.sleep(KEY_S)
 
-    def known_keys(self) -> dict[int, tuple[int, bool]]:
-        """Keysym -> (row of the keyboard map, whether with shift), for its first two levels."""
-        found: dict[int, tuple[int, bool]] = {}
+    def key_map(self) -> dict[int, tuple[int, bool]]:
+        """Return keysym -> (row of the keyboard map, whether with shift) for its first two levels."""
+        keys: dict[int, tuple[int, bool]] = {}
         rows = self.screen.get_keyboard_mapping(self.first, self.count)
         for level in (1, 0):  # the unshifted level wins
             for row, symbols in enumerate(rows):
                 if symbols[level]:
-                    found[symbols[level]] = (row, level == 1 and symbols[0] != symbols[1])
-        return found
+                    keys[symbols[level]] = (row, level == 1 and symbols[0] != symbols[1])
+        return keys
 
-    def give_keys(self, symbols: list[int]) -> dict[int, tuple[int, bool]]:
-        """Bind the first of `symbols` to the spare keys; returns the keys known afterwards.
+    def bind_keys(self, symbols: list[int]) -> dict[int, tuple[int, bool]]:
+        """Bind the first of `symbols` to the spare keys, and return the new key map.
 
-        Spare are empty rows and rows bound for an earlier text.
+        Spare keys are empty rows and rows that were bound for an earlier text.
         """
         rows = self.screen.get_keyboard_mapping(self.first, self.count)
-        known = self.known_keys()
-        wanted = list(dict.fromkeys(symbol for symbol in symbols if symbol not in known))
-        spare = [row for row, held in enumerate(rows) if not any(held)]
+        keys = self.key_map()
+        missing = list(dict.fromkeys(symbol for symbol in symbols if symbol not in keys))
+        spare = [row for row, bound in enumerate(rows) if not any(bound)]
         spare += [
-            row for row, held in enumerate(rows) if held[0] > UNICODE and not {*held} - {held[0], 0}
+            row
+            for row, bound in enumerate(rows)
+            if bound[0] > UNICODE and not {*bound} - {bound[0], 0}
         ]
         if not spare:
             raise SystemExit("the keyboard map has no spare key")
-        time.sleep(REMAPPED_S)  # until earlier keystrokes have been handled with the old map
-        for row, symbol in zip(spare, wanted, strict=False):
+        time.sleep(
+            REMAPPED_S
+        )  # until applications have handled earlier keystrokes with the old map
+        for row, symbol in zip(spare, missing, strict=False):
             self.screen.change_keyboard_mapping(self.first + row, [[symbol] * len(rows[row])])
         self.screen.sync()
         time.sleep(REMAPPED_S)
-        return self.known_keys()
+        return self.key_map()
 
     def send(self, event: int, detail: int = 0, x: int = 0, y: int = 0) -> None:
-        """One event, as if from the hardware."""
+        """Send one event as if it came from the hardware."""
         xtest.fake_input(self.screen, event, detail, x=x, y=y)
         self.screen.sync()
 
 
 def symbol_of(key: str) -> int:
-    """Return the X keysym of a key, by its name or its character; 0 for an unknown name."""
+    """Return the X keysym for the name or the character of a key; 0 for an unknown name."""
     return NAMED.get(key) or (keysym(key) if len(key) == 1 else 0)
 
 

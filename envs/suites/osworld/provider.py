@@ -1,12 +1,12 @@
-"""Where guests come from, and how many of them boot at once.
+"""Provides guests, and limits how many of them boot at once.
 
-Provider      gives an environment a guest in its initial state
-UrlProvider   a guest server that runs already; one per slot
-Restart       a command that restarts such a guest
-container.py  the other one: a container per slot, made anew for each episode
-BootGate      gives turns, since a boot needs all cores of its machine and a guest that plays hardly any; shared by
-              the threads and processes of a user on a host
-boots_at_once how many turns there are where no option says it
+Provider       the protocol of what provides an environment with a guest in its initial state
+UrlProvider    a provider of a guest server that runs already, one per slot (container.py has the other
+               provider)
+Restart        a command that restarts such a guest
+BootGate       gives turns to boot: a boot needs all cores of its machine, a guest that plays needs hardly
+               any; the threads and processes of a user on a host share it
+boots_at_once  returns how many turns there are if no option sets the number
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ logger = logging.getLogger(__name__)
 
 
 class Provider(Protocol):
-    """One slot's source of guests. Not thread-safe."""
+    """A provider of guests for one slot. Not thread-safe."""
 
-    keeps_state: bool  # whether a guest is as the episode before left it
+    keeps_state: bool  # whether a guest is in the state in which the previous episode left it
 
     def fresh(self) -> Address:
         """Return a guest, in its initial state if the provider can reset it. Raises EnvError."""
         ...
 
     def restart(self) -> bool:
-        """Restart the guest, which shows no screen; False where that is not possible. Raises EnvError."""
+        """Restart a guest that shows no screen; return False if that is not possible. Raises EnvError."""
         ...
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class Provider(Protocol):
 class Restart:
     """A command of this host that restarts a guest; it runs without a shell.
 
-    `{host}`, `{port}` and `{url}` in its words are the guest's.
+    `{host}`, `{port}` and `{url}` in its words stand for the guest's.
     """
 
     command: str
@@ -72,14 +72,14 @@ class Restart:
             raise TaskError("env.options.restart is blank; name a command, or leave it out")
 
     def run(self, address: Address) -> None:
-        """Restart the guest at `address`. Raises EnvError with the last line that it wrote."""
-        told = {"{host}": address.host, "{port}": str(address.server_port), "{url}": address.url}
+        """Restart the guest at `address`. Raises EnvError with the last line that the command wrote."""
+        values = {"{host}": address.host, "{port}": str(address.server_port), "{url}": address.url}
         command = shlex.split(self.command)
-        for mark, value in told.items():
+        for mark, value in values.items():
             command = [word.replace(mark, value) for word in command]
         what = f"env.options.restart of guest {address.url}"
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -90,14 +90,14 @@ class Restart:
             raise EnvError(f"{what}: not done in {self.deadline_s:g} s") from None
         except OSError as error:
             raise EnvError(f"{what}: {command[0]}: {error.strerror}") from None
-        if done.returncode != 0:
-            last = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
-            told_last = last.rpartition("\n")[2][:300] or "it wrote nothing"
-            raise EnvError(f"{what}: exit code {done.returncode}: {told_last}")
+        if result.returncode != 0:
+            output = (result.stderr or result.stdout).decode("utf-8", "replace").strip()
+            last_line = output.rpartition("\n")[2][:300] or "it wrote nothing"
+            raise EnvError(f"{what}: exit code {result.returncode}: {last_line}")
 
 
 class UrlProvider:
-    """A guest that is used as it is: changes of an episode stay."""
+    """A provider of a guest that runs already. Changes that an episode makes stay."""
 
     keeps_state = True
 
@@ -113,7 +113,7 @@ class UrlProvider:
         return self._address
 
     def restart(self) -> bool:
-        """Run the command, if there is one."""
+        """Run the restart command and return True; return False if there is none."""
         if self._restart is None or self._address is None:
             return False
         logger.warning("restarting guest %s", self._address.url)
@@ -128,22 +128,25 @@ class UrlProvider:
 
 
 BOOT_SHARE = 0.5
-"""Of a host's cores that boots may use: the others are left to guests that play and to the run's own processes."""
+"""Share of a host's cores that boots may use. Guests that play and the run's processes need the others."""
 
 
 def boots_at_once(cores: int, cpus: int) -> int:
-    """Return how many machines of `cpus` cores boot at once on a host of `cores`: 12 of 4 cores on 100, at least one."""
+    """Return how many machines of `cpus` cores boot at once on a host of `cores` (at least one).
+
+    For example, 12 machines of 4 cores boot at once on a host of 100.
+    """
     return max(1, int(cores * BOOT_SHARE) // cpus)
 
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Microseconds of processor time, or "max", in a period of so many: a container's limit (cgroup v2)."""
+"""A container's limit (cgroup v2): microseconds of processor time, or "max", and microseconds of a period."""
 
 
 def usable_cores(quota: Path = CPU_QUOTA) -> int:
-    """Return the number of cores that this process may use: those that it may run on, within its container's limit."""
+    """Return how many cores this process may use, within the limit of its container."""
     cores = len(os.sched_getaffinity(0))
-    with suppress(OSError, ValueError):  # no limit, or none that is known
+    with suppress(OSError, ValueError):  # there is no limit, or it cannot be read
         most, period = map(int, quota.read_text(encoding="ascii").split())
         cores = min(cores, max(1, most // period))
     return cores
@@ -151,44 +154,44 @@ def usable_cores(quota: Path = CPU_QUOTA) -> int:
 
 POLL_S = 0.2
 FAR_POLL_S = 1.0
-"""The same for those before whom as many wait as may boot at once."""
+"""The pause of a call before which as many others wait as may boot at once."""
 _QUEUE, _TURNS = "queue.lock", "boot-{}.lock"
 
 
 class BootGate:
-    """Turns to boot a machine, for the first that come first.
+    """A gate that gives turns to boot a machine, in order of arrival.
 
-    A turn is a lock on one of `most` files, a place in the queue a lock on one byte of a file, which lies the
-    further behind the later it was taken. The end of a process gives both back, however it ends. Those before whom
-    fewer than `most` others wait may take a turn, so that a process that is stopped does not hold up all.
+    A turn is a lock on one of `most` files. A place in the queue is a lock on one byte of a file; a later
+    place is a later byte. The kernel releases both when a process ends, however it ends. A call may take a
+    turn if fewer than `most` others wait before it, so that a stopped process does not block all others.
     """
 
     def __init__(self, most: int, folder: Path | None = None) -> None:
-        """Without a `folder` that of this user on this host."""
+        """Keep the lock files in `folder`, by default in the folder of this user on this host."""
         self._most = most
         self._folder = folder or Path(tempfile.gettempdir()) / f"dart-osworld-{os.getuid()}"
 
     @contextmanager
     def turn(self, patience_s: float) -> Iterator[None]:
-        """Hold a turn while inside; wait for it in a queue (envs/contract/queueing.py).
+        """Wait for a turn in a queue (envs/contract/queueing.py), and hold it while a block runs.
 
         Raises EnvError once no machine has begun to boot for `patience_s`.
         """
         leave_if_given_up()
         make_private_dir(self._folder)
-        held = self._wait(patience_s)
+        turn = self._wait(patience_s)
         try:
             yield
         finally:
-            os.close(held)
+            os.close(turn)
 
     def _wait(self, patience_s: float) -> int:
-        """Return the file descriptor of a turn."""
+        """Wait for a turn and return its file descriptor."""
         queue = self._open(_QUEUE)
         try:
             place = _lock_place(queue)
-            if not self._are_before(queue, place) and (held := self._take()) is not None:
-                return held
+            if not self._is_far(queue, place) and (turn := self._take()) is not None:
+                return turn
             with queueing(
                 f"a turn to boot a guest, {self._most} boot at once", patience_s
             ) as waiting:
@@ -197,19 +200,19 @@ class BootGate:
             os.close(queue)
 
     def _wait_at(self, queue: int, place: int, waiting: QueuePlace, patience_s: float) -> int:
-        seen = self._begun()
+        last_times = self._turn_times()
         while True:
-            is_far = self._are_before(queue, place)
-            if not is_far and (held := self._take()) is not None:
-                return held
-            if (begun := self._begun()) != seen:
-                seen = begun
+            is_far = self._is_far(queue, place)
+            if not is_far and (turn := self._take()) is not None:
+                return turn
+            if (times := self._turn_times()) != last_times:
+                last_times = times
                 waiting.moved()
-            # They look at different moments, or each would find the locks of the others.
+            # A random pause: calls that look at the same moment would find the locks of each other.
             if not waiting.pause((FAR_POLL_S if is_far else POLL_S) * random.uniform(0.5, 1.0)):  # noqa: S311
-                raise EnvError(self._hopeless(patience_s))
+                raise EnvError(self._no_turn(patience_s))
 
-    def _are_before(self, queue: int, place: int) -> bool:
+    def _is_far(self, queue: int, place: int) -> bool:
         """Return True if as many wait before `place` as may boot at once."""
         waiting, spans = 0, [(0, place)]
         while spans and waiting < self._most:
@@ -220,31 +223,32 @@ class BootGate:
         return waiting >= self._most
 
     def _take(self) -> int | None:
-        """Return the file descriptor of a turn; None where all are held."""
+        """Take a turn and return its file descriptor; None if all turns are taken."""
         for number in range(self._most):
-            held = self._open(_TURNS.format(number))
+            turn = self._open(_TURNS.format(number))
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.ftruncate(held, 0)
-                os.write(held, str(os.getpid()).encode())
+                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(turn, 0)
+                os.write(turn, str(os.getpid()).encode())
             except BlockingIOError:
-                os.close(held)
+                os.close(turn)
             except BaseException:
-                os.close(held)
+                os.close(turn)
                 raise
             else:
-                return held
+                return turn
         return None
 
     def _open(self, name: str) -> int:
         return os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def _begun(self) -> list[int]:
-        """Return a value that changes whenever a turn is taken."""
+    def _turn_times(self) -> list[int]:
+        """Return the times at which turns were taken last; the list changes whenever a turn is taken."""
         paths = (self._folder / _TURNS.format(number) for number in range(self._most))
         return [path.stat().st_mtime_ns for path in paths if path.exists()]
 
-    def _hopeless(self, patience_s: float) -> str:
+    def _no_turn(self, patience_s: float) -> str:
+        """Return the message for a call that gives up."""
         pids = [
             path.read_text(errors="replace") or "?"
             for number in range(self._most)
@@ -257,23 +261,23 @@ class BootGate:
         )
 
 
-# Locks on bytes, of open files (F_OFD_SETLK of fcntl(2)): threads of one process exclude each other, too, and what
-# is locked before a place is asked for without a list of those who wait.
+# Locks on bytes of open files (F_OFD_SETLK of fcntl(2)) also exclude threads of one process from each other.
+# The kernel can be asked which bytes before a place are locked, so that no list of waiting calls is needed.
 _FLOCK = "hhqqi"  # l_type, l_whence, l_start, l_len, l_pid
 
 
 def _lock_place(queue: int) -> int:
-    """Lock the byte behind all that were locked before; return its place."""
+    """Lock a byte behind all bytes that were locked before, and return its place."""
     while True:
-        place = time.monotonic_ns()  # the same clock for all processes of a host
-        wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
-        with suppress(BlockingIOError):  # another took it in the same nanosecond
-            fcntl.fcntl(queue, fcntl.F_OFD_SETLK, wanted)
+        place = time.monotonic_ns()  # all processes of a host have the same clock
+        lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
+        with suppress(BlockingIOError):  # another call took the place in the same nanosecond
+            fcntl.fcntl(queue, fcntl.F_OFD_SETLK, lock)
             return place
 
 
 def _first_locked(queue: int, start: int, end: int) -> int | None:
-    """Return a place from `start` up to, but not including, `end` that another one holds."""
-    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
-    kind, _, found, _, _ = struct.unpack(_FLOCK, fcntl.fcntl(queue, fcntl.F_OFD_GETLK, asked))
-    return None if kind == fcntl.F_UNLCK else found
+    """Return a place in [start, end) that another call holds; None if there is none."""
+    query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
+    kind, _, place, _, _ = struct.unpack(_FLOCK, fcntl.fcntl(queue, fcntl.F_OFD_GETLK, query))
+    return None if kind == fcntl.F_UNLCK else place

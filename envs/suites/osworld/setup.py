@@ -1,9 +1,9 @@
-"""Set-up steps of a task, `config` and `postconfig`, which bring a guest into its initial state.
+"""Performs the set-up steps of a task, `config` and `postconfig`, which bring a guest into its initial state.
 
     EpisodeContext   folders, screen and evaluator process of an episode
-    prepare          perform steps in turn; a failing one raises EnvError that names it
+    prepare          performs steps in turn; raises EnvError that names a step that fails
 
-Steps that need only the guest's server are done here, all others (browser tabs, log-ins, ...) by
+Steps that need only the guest's server are performed here, all others (browser tabs, log-ins, ...) by
 OSWorld's own SetupController (evaluator_process.py).
 """
 
@@ -26,38 +26,38 @@ logger = logging.getLogger(__name__)
 
 STEP_DEADLINE_S = 300.0
 LONGEST_SLEEP_S = 120.0
-AGAIN_S = 0.3  # between tries of a command that runs `until`
-MOST_REFUSALS = 5  # of such a command, as in OSWorld
+AGAIN_S = 0.3  # pause between tries of a command that is repeated `until` a condition holds
+MOST_REFUSALS = 5  # refusals of such a command after which it fails, as in OSWorld
 
 MAY_FAIL = frozenset(
     {"launch", "execute", "command", "activate_window", "close_window", "change_wallpaper"}
 )
-"""Steps after whose refusal by the guest OSWorld's own SetupController logs and goes on."""
+"""Steps that the guest may refuse: OSWorld's SetupController logs the refusal and goes on."""
 
 
 @dataclass(frozen=True)
 class EpisodeContext:
-    """What set-up and evaluation of one episode use on this host."""
+    """The parts on this host that set-up and evaluation of an episode use."""
 
-    folder: Path  # the episode's own
+    folder: Path  # of this episode only
     downloads: Downloads  # kept between episodes
-    screen: tuple[int, int]  # the guest's, pixels
+    screen: tuple[int, int]  # size of the guest's screen, pixels
     password: str  # of the guest's user
     evaluator: EvaluatorProcess
 
     def scored(self, guest: Guest) -> ScoredGuest:
-        """Return what OSWorld's own functions are told."""
+        """Return the facts about the episode that OSWorld's functions need."""
         return ScoredGuest(guest.address, self.folder, self.screen, self.password)
 
 
 def prepare(
     steps: Iterable[SetupStep], guest: Guest, context: EpisodeContext, *, lenient: bool = False
 ) -> None:
-    """Perform the steps. Raises EnvError naming the one that failed.
+    """Perform the steps. Raises EnvError that names a step that failed.
 
-    A step that the guest refuses fails where OSWorld's own raises, and is only logged where OSWorld's is
-    (MAY_FAIL). With `lenient`, before an evaluation, any refusal is only logged: the policy may have
-    closed the window that is to be activated.
+    As in OSWorld, a refusal by the guest is an error, except for the steps in MAY_FAIL, where it is only
+    logged. With `lenient`, before an evaluation, all refusals are only logged: the policy may have closed the
+    window that is to be activated.
     """
     for number, step in enumerate(steps):
         perform = STEPS.get(step.type)
@@ -72,21 +72,21 @@ def prepare(
             when = "before the evaluation" if lenient else "of the set-up"
             logger.warning("step %d (%s) %s is skipped: %s", number, step.type, when, error)
         except (EnvError, TypeError, KeyError, OSError) as error:
-            told = error if isinstance(error, EnvError) else f"{type(error).__name__}: {error}"
-            raise EnvError(f"set-up step {number} ({step.type}): {told}") from error
+            cause = error if isinstance(error, EnvError) else f"{type(error).__name__}: {error}"
+            raise EnvError(f"set-up step {number} ({step.type}): {cause}") from error
 
 
 # --- the steps, by OSWorld's names and parameters --------------------------------------------
 
 
 def _download(guest: Guest, context: EpisodeContext, *, files: Sequence[Mapping[str, str]]) -> None:
-    for each in files:
-        guest.upload(each["path"], context.downloads.fetch(each["url"]))
+    for file in files:
+        guest.upload(file["path"], context.downloads.fetch(file["url"]))
 
 
 def _upload_file(guest: Guest, _: EpisodeContext, *, files: Sequence[Mapping[str, str]]) -> None:
-    for each in files:
-        guest.upload(each["path"], Path(each["local_path"]).read_bytes())
+    for file in files:
+        guest.upload(file["path"], Path(file["local_path"]).read_bytes())
 
 
 def _launch(
@@ -112,20 +112,20 @@ def _execute(
     until: Mapping[str, Any] | None = None,
 ) -> None:
     filled = _filled(command, context)
-    ends, refusals = time.monotonic() + STEP_DEADLINE_S, 0
-    while time.monotonic() < ends:
+    deadline, refusals = time.monotonic() + STEP_DEADLINE_S, 0
+    while time.monotonic() < deadline:
         try:
-            done = guest.execute(filled, shell=shell, deadline_s=150, route="/setup/execute")
+            result = guest.execute(filled, shell=shell, deadline_s=150, route="/setup/execute")
         except RefusalError:
             refusals += 1
             if not until or refusals == MOST_REFUSALS:
                 raise
             time.sleep(AGAIN_S)
             continue
-        for name, text in ((stdout, done.output), (stderr, done.error)):
+        for name, text in ((stdout, result.output), (stderr, result.error)):
             if name:
                 (context.folder / Path(name).name).write_text(text, encoding="utf-8")
-        if _holds(until or {}, done):
+        if _holds(until or {}, result):
             return
         time.sleep(AGAIN_S)
     raise EnvError(f"{command} did not reach {until} in {STEP_DEADLINE_S:g} s")
@@ -141,14 +141,14 @@ def _execute_with_verification(
     check_interval: float = 1.0,
     shell: bool = False,
 ) -> None:
-    told = {
+    parameters = {
         "command": command,
         "shell": shell,
         "verification": dict(verification or {}),
         "max_wait_time": max_wait_time,
         "check_interval": check_interval,
     }
-    guest.prepare("execute_with_verification", told, deadline_s=max_wait_time + 30)
+    guest.prepare("execute_with_verification", parameters, deadline_s=max_wait_time + 30)
 
 
 def _sleep(_: Guest, __: EpisodeContext, *, seconds: float) -> None:
@@ -164,8 +164,8 @@ def _window(step: str) -> Callable[..., None]:
         strict: bool = False,
         by_class: bool = False,
     ) -> None:
-        told = {"window_name": window_name, "strict": strict, "by_class": by_class}
-        guest.prepare(step, told)
+        parameters = {"window_name": window_name, "strict": strict, "by_class": by_class}
+        guest.prepare(step, parameters)
 
     return perform
 
@@ -190,7 +190,7 @@ STEPS: Mapping[str, Callable[..., None]] = {
 
 
 def _filled(command: str | Sequence[str], context: EpisodeContext) -> str | list[str]:
-    """Return the command with the placeholders of OSWorld's task files filled in: password, screen size."""
+    """Return the command with OSWorld's placeholders replaced: password and screen size."""
     if not isinstance(command, str):
         return [str(_filled(str(part), context)) for part in command]
     width, height = context.screen
@@ -206,11 +206,11 @@ def _filled(command: str | Sequence[str], context: EpisodeContext) -> str | list
     return command
 
 
-def _holds(until: Mapping[str, Any], done: Executed) -> bool:
-    """Whether one of the conditions holds, or there is none."""
+def _holds(until: Mapping[str, Any], result: Executed) -> bool:
+    """Return True if one of the conditions holds, or there is none."""
     return (
         not until
-        or ("returncode" in until and done.returncode == until["returncode"])
-        or ("stdout" in until and until["stdout"] in done.output)
-        or ("stderr" in until and until["stderr"] in done.error)
+        or ("returncode" in until and result.returncode == until["returncode"])
+        or ("stdout" in until and until["stdout"] in result.output)
+        or ("stderr" in until and until["stderr"] in result.error)
     )

@@ -1,7 +1,10 @@
-"""OsworldSuite: a folder of task files, and the environments that play them; OsworldFolder: any folder.
+"""Suite `osworld`: a folder of task files, and the environments that play them.
 
-The folder that ships, tasks/, holds a few files that any Linux guest can play; OSWorld's own are
-not shipped.
+OsworldSuite    the suite of one folder
+OsworldFolder   `osworld:FOLDER`, the suite of any folder
+
+The folder that ships with dart, tasks/, has a few files that any Linux guest can play; OSWorld's own are not
+shipped.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from envs.suites.osworld.container import (
 from envs.suites.osworld.downloads import Downloads, default_downloads
 from envs.suites.osworld.env import OsworldEnv, needs_osworld_package
 from envs.suites.osworld.evaluator_process import (
-    CURE,
+    FIX,
     EvaluatorProcess,
     find_checkout,
     find_python,
@@ -48,12 +51,12 @@ logger = logging.getLogger(__name__)
 
 
 class OsworldSuite:
-    """Task files of one folder, played in OSWorld's guests.
+    """The task files of one folder, which are played in OSWorld's guests.
 
-    OSWorld's own tasks are not shipped: name their folder in a module of yours,
-    `suite = OsworldSuite("OSWorld/evaluation_examples/examples", name="my")`. `only` and `heldout` are
-    ids, or JSON files of ids such as OSWorld's test_nogdrive.json: the tasks that the suite has, and
-    those of them that are never trained on.
+    OSWorld's own tasks are not shipped: name their folder in a module, `suite =
+    OsworldSuite("OSWorld/evaluation_examples/examples", name="my")`. `only` are the tasks that the suite has,
+    and `heldout` the tasks that are never trained on: ids, or a JSON file of ids such as OSWorld's
+    test_nogdrive.json.
     """
 
     observes: tuple[ObservedKind, ...] = ("accessibility", "terminal")
@@ -71,11 +74,11 @@ class OsworldSuite:
         loaded = load_tasks(self._folder, heldout=_ids(heldout))
         for error in loaded.errors:
             logger.error("left out: %s", error)
-        wanted = _ids(only) or loaded.tasks.keys()
-        if strange := sorted(set(wanted) - loaded.tasks.keys()):
-            raise TaskError(f"{self._folder} has no task {strange[0]!r}, which `only` names")
+        ids = _ids(only) or loaded.tasks.keys()
+        if unknown := sorted(set(ids) - loaded.tasks.keys()):
+            raise TaskError(f"{self._folder} has no task {unknown[0]!r}, which `only` names")
         self._files = {
-            f"{name}/{file.id}": file for file in loaded.tasks.values() if file.id in wanted
+            f"{name}/{file.id}": file for file in loaded.tasks.values() if file.id in ids
         }
         self.tasks: Mapping[str, Task] = {
             task_id: file.task(name, snapshot=file.snapshot)
@@ -102,32 +105,38 @@ class OsworldSuite:
         evaluator_python: str = "",
         evaluator_s: Seconds = 180.0,
         checkout: str = "",
-        password: str = "password",  # noqa: S107 - that of OSWorld's images
+        password: str = "password",  # noqa: S107 - the password of OSWorld's images
         downloads: str = "",
         downloads_gb: Annotated[float, Field(ge=0)] = 20.0,
         deadline_s: Seconds = 30.0,
         observe: Sequence[ObservedKind] = (),
     ) -> OsworldEnv:
-        """Return an environment with a guest of its own, which the first reset starts.
+        """Return an environment with its own guest, which the first reset starts. Raises TaskError.
 
-        Either `url` names a guest server that runs already (a list: one for each slot), or `vm` is
-        the qcow2 image that containers of `image` boot with `ram_gb` and `cpus`, in `boot_s` at
-        most. At most `boots` machines of this user's on the host boot at once; unset, as many as have all
-        their cores in half of the host's (`boots_at_once`). A slot waits for its turn as long as others begin
-        to boot, and `turn_s` in which none does. `restart` is a command of this host that restarts a guest
-        by `url` which shows no screen, in `restart_s`. `pause_s` is the time a guest gets to react to an
-        action, `deadline_s` the longest time of a call. `evaluator_python` is an interpreter that has
-        desktop-env, `evaluator_s` the longest time of one of its evaluators, `checkout` the folder of
-        OSWorld in which they run (otherwise the one that the task files lie in). `password` is the guest
-        user's, `downloads` the folder where fetched files are kept, at most `downloads_gb` of them. Raises
-        TaskError.
+        The guest: either `url` names a server that runs already (a list has one for each slot), or `vm` is
+        the qcow2 image that containers of `image` boot with `ram_gb` and `cpus`, in at most `boot_s`.
+        `restart` is a command of this host that restarts a guest of `url` that shows no screen, in at most
+        `restart_s`. `password` is the guest user's.
+
+        Boots: at most `boots` machines of this user boot at once on the host. If it is unset, the booting
+        machines may use half of the host's cores (`boots_at_once`). A slot waits for its turn as long as
+        other machines begin to boot, and gives up after `turn_s` in which none does.
+
+        Times: a guest has `pause_s` to react to an action, a call may take `deadline_s`, an evaluator
+        `evaluator_s`.
+
+        Evaluators: `evaluator_python` is an interpreter that has desktop-env, `checkout` the folder of
+        OSWorld in which evaluators run (by default the one that contains the task files). Fetched files are
+        kept in the folder `downloads`, at most `downloads_gb`.
         """
         if url and vm:
             raise TaskError(
                 "url and vm exclude each other: a guest that runs, or a machine to boot"
             )
         if restart and not url:
-            raise TaskError("restart is of a guest that runs already: set url, or leave it out")
+            raise TaskError(
+                "restart needs a guest that runs already: set url, or leave restart out"
+            )
         provider: Provider
         if url:
             provider = UrlProvider(
@@ -161,11 +170,11 @@ class OsworldSuite:
     def longest_reset_s(
         self, *, url: str | list[str] = "", boot_s: Seconds = 300.0, **_: object
     ) -> float:
-        """Return the seconds of a boot; a guest that runs already needs none."""
+        """Return the seconds that a boot may take; 0 for a guest that runs already."""
         return 0.0 if url else boot_s
 
     def classify(self, tasks: Collection[str]) -> dict[str, Any]:
-        """Return what these tasks need, by reading their files; see classify.py."""
+        """Return what these tasks need, according to their files (classify.py)."""
         return classified({task_id: self._files[task_id] for task_id in tasks})
 
     def check_parts(
@@ -181,7 +190,7 @@ class OsworldSuite:
     ) -> None:
         """Raise MissingPartError if a package, engine, image or interpreter is missing.
 
-        Also if OSWorld's package lacks a function that one of `tasks` names; without them, of all.
+        It is also raised if OSWorld's package lacks a function that one of `tasks` names (None: any task).
         """
         import_urllib3()
         if not url:
@@ -190,35 +199,35 @@ class OsworldSuite:
                 check_machine(client, Machine(Path(vm or "Ubuntu.qcow2").expanduser(), image))
             finally:
                 client.close()
-        asking = {
+        needing = {
             task_id: file
             for task_id, file in self._files.items()
             if (tasks is None or task_id in tasks) and needs_osworld_package(file)
         }
-        if not asking:
+        if not needing:
             return
         python = find_python(evaluator_python)
         if not python:
             raise MissingPartError(
-                f"{len(asking)} tasks, {next(iter(asking))} among them, need OSWorld's evaluators "
-                f"(package desktop-env): {CURE}"
+                f"{len(needing)} tasks, {next(iter(needing))} among them, need OSWorld's evaluators "
+                f"(package desktop-env): {FIX}"
             )
-        refuse_lacking(asking, python, self._checkout(checkout))
+        refuse_lacking(needing, python, self._checkout(checkout))
 
-    def _checkout(self, named: str) -> Path | None:
-        """Return the folder of OSWorld that the option names, or that the task files lie in."""
-        if not named:
+    def _checkout(self, option: str) -> Path | None:
+        """Return the folder of OSWorld that the option names, or that contains the task files."""
+        if not option:
             return find_checkout(self._folder)
-        folder = Path(named).expanduser().resolve()
+        folder = Path(option).expanduser().resolve()
         if not (folder / "desktop_env").is_dir():
             raise MissingPartError(
-                f"checkout: {named} has no package desktop_env; name a checkout of OSWorld"
+                f"checkout: {option} has no package desktop_env; name a checkout of OSWorld"
             )
         return folder
 
 
 class OsworldFolder(OsworldSuite):
-    """`osworld:FOLDER`: the task files of a folder, or of a checkout of OSWorld, none held out."""
+    """The suite `osworld:FOLDER`: the task files of a folder or of a checkout of OSWorld, none held out."""
 
     def __init__(self, of: str) -> None:
         folder = Path(of).expanduser()
@@ -226,5 +235,5 @@ class OsworldFolder(OsworldSuite):
         super().__init__(examples if examples.is_dir() else folder, name=f"osworld:{of}")
 
 
-def _ids(named: str | Path | Collection[str]) -> Collection[str]:
-    return read_ids(Path(named)) if isinstance(named, str | Path) else named
+def _ids(ids_or_file: str | Path | Collection[str]) -> Collection[str]:
+    return read_ids(Path(ids_or_file)) if isinstance(ids_or_file, str | Path) else ids_or_file

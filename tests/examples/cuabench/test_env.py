@@ -34,7 +34,7 @@ def reset(env, task="square-0"):
     return env.reset(seed=1, options={"task": f"cuabench/{task}"})
 
 
-def seen(url: str) -> list[dict]:
+def requests_at(url: str) -> list[dict]:
     with urlopen(f"{url}/seen") as answer:
         return json.load(answer)["seen"]
 
@@ -73,11 +73,11 @@ def test_a_part_of_a_reward_is_no_pass(env):
 
 def test_an_action_that_a_worker_has_not_sends_nothing_and_changes_nothing(env, url):
     screen, _ = reset(env)
-    before = len(seen(url))
+    before = len(requests_at(url))
     assert env.step(KeyDown(key="ctrl"))[0] is screen
-    assert len(seen(url)) == before
+    assert len(requests_at(url)) == before
     env.step(Scroll(x=5, y=5, dy=1))
-    assert [each["action"]["type"] for each in seen(url)[before:]] == [
+    assert [each["action"]["type"] for each in requests_at(url)[before:]] == [
         "MoveToAction",
         "ScrollAction",
     ]
@@ -85,7 +85,7 @@ def test_an_action_that_a_worker_has_not_sends_nothing_and_changes_nothing(env, 
 
 def test_an_idle_episode_is_never_ended_by_the_worker(env, url):
     reset(env)
-    assert seen(url)[-1]["timeout"] >= 24 * 3600
+    assert requests_at(url)[-1]["timeout"] >= 24 * 3600
 
 
 def test_closing_ends_the_episode_and_gives_the_worker_back(suite, url):
@@ -94,7 +94,7 @@ def test_closing_ends_the_episode_and_gives_the_worker_back(suite, url):
     with pytest.raises(EnvError, match="in use by slots"):
         reset(second)
     first.close()
-    assert seen(url)[-1]["path"] == "/shutdown"
+    assert requests_at(url)[-1]["path"] == "/shutdown"
     reset(second)
     second.close()
     second.close()
@@ -140,7 +140,7 @@ def test_another_clients_reset_is_named(env, url, suite):
     body = json.dumps({"env_path": "faults/reset", "task_index": 0}).encode()
     with pytest.raises(OSError, match="500"):
         urlopen(f"{url}/reset", body)
-    with pytest.raises(EnvError, match=r"404.*each slot needs a worker of its own"):
+    with pytest.raises(EnvError, match=r"404.*each slot needs its own worker"):
         env.step(Click(x=1, y=1))
     reset(env)
     env.step(square(0))
@@ -172,7 +172,7 @@ def test_the_token_travels_in_the_header_and_in_no_error(suite, url, monkeypatch
     monkeypatch.setenv("WORKER_TOKEN", "hush-hush")
     env = make_env(suite, url=url, token_env="WORKER_TOKEN", **QUICK)
     reset(env)
-    assert seen(url)[-1]["authorization"] == "Bearer hush-hush"
+    assert requests_at(url)[-1]["authorization"] == "Bearer hush-hush"
     with pytest.raises(EnvError) as error:
         reset(env, "reset-0")
     assert "hush" not in repr(error.value)

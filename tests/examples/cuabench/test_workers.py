@@ -16,8 +16,8 @@ A, B = (Address("box", port) for port in (1, 2))
 
 def test_an_worker_is_taken_once(tmp_path):
     ours, theirs = ExclusiveWorkers([A, B], tmp_path), ExclusiveWorkers([A, B], tmp_path)
-    taken = {ours.take(), theirs.take()}
-    assert taken == {A, B}
+    addresses = {ours.take(), theirs.take()}
+    assert addresses == {A, B}
     with pytest.raises(EnvError, match=r"env\.slots"):
         ours.take()
     for servers in (ours, theirs):

@@ -34,8 +34,8 @@ class Episode:
 
     def __init__(self, env_path: str, task_index: int) -> None:
         self.fault = env_path.removeprefix("faults/") if env_path.startswith("faults/") else ""
-        named = env_path.removeprefix("screens/").split("x")
-        self.size = (int(named[0]), int(named[1])) if env_path.startswith("screens/") else SIZE
+        size = env_path.removeprefix("screens/").split("x")
+        self.size = (int(size[0]), int(size[1])) if env_path.startswith("screens/") else SIZE
         rng = Random(task_index)
         self.at = (rng.randrange(4, self.size[0] - 16), rng.randrange(4, self.size[1] - 16))
         self.clicked = 0.0
@@ -129,11 +129,11 @@ class Routes(BaseHTTPRequestHandler):
         except (ValueError, KeyError) as error:
             self.tell(500, {"detail": str(error)})
             return
-        done, reward = body["action"]["type"] == "DoneAction", 0.0
-        if done:
+        is_done, reward = body["action"]["type"] == "DoneAction", 0.0
+        if is_done:
             reward = episode.evaluate()
             del ENVS[body["env_id"]]
-        self.tell(200, {"screenshot": episode.screenshot(), "reward": reward, "done": done})
+        self.tell(200, {"screenshot": episode.screenshot(), "reward": reward, "done": is_done})
 
     def shutdown(self, body: dict[str, Any]) -> None:
         ENVS.pop(body.get("env_id") or 0, None)

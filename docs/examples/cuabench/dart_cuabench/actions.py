@@ -1,7 +1,7 @@
-"""GUI actions as those of a cua-bench worker: pure.
+"""Writes GUI actions as those of a cua-bench worker, without input or output.
 
 A worker has clicks, drags, moves, vertical scrolling, typing, keys and waiting (`cua_bench/types.py`), in
-pixels of the screenshot. What it has not, it does not get: an action without a counterpart does nothing.
+pixels of the screenshot. An action without a counterpart does nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from envs.contract.actions import (
 )
 
 NOTCH = 100
-"""Of a wheel, in the worker's `amount`: pixels in a browser, and a hundredth of a notch elsewhere."""
+"""A notch of the wheel in the worker's `amount`: pixels in a browser, hundredths of a notch elsewhere."""
 
 MOST_NOTCHES = 50  # of the wheel in one action
 _CLICKS = {"left": "ClickAction", "right": "RightClickAction", "middle": "MiddleClickAction"}
@@ -33,11 +33,11 @@ _CLICKS = {"left": "ClickAction", "right": "RightClickAction", "middle": "Middle
 Payload = dict[str, Any]
 
 DONE: Payload = {"type": "DoneAction"}
-"""Ends the episode: the worker evaluates and answers with the reward."""
+"""The action that ends the episode: the worker evaluates and answers with the reward."""
 
 
 def payloads_of(action: Action, size: tuple[int, int]) -> list[Payload]:
-    """Return the worker's actions that perform `action` on a screen of `size`; none if it has none."""
+    """Return the worker's actions that perform `action` on a screen of `size`; [] if there are none."""
     match within(action, size):
         case Click(x=x, y=y, button=button, modifiers=()):
             return [{"type": _CLICKS[button], "x": x, "y": y}]

@@ -1,7 +1,7 @@
 """CuabenchEnv: plays tasks of cua-bench on one HTTP worker.
 
-A worker's /reset ends whatever episode it plays, so each environment has a worker of its own. The worker
-evaluates only when it is told that the task is done: the last step says so.
+A worker's /reset ends the episode that it plays, so that each environment needs its own worker. The worker
+evaluates only after a DoneAction, which the last step sends.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from envs.tools.remote.images import from_text
 from envs.tools.remote.servers import Access, Address, Retry, UnreachableError
 
 KEEP_S = 7 * 24 * 3600
-"""After which an idle episode may be ended. Never: a worker that ends one takes a lock that it holds already, and
-answers nothing from then on."""
+"""Seconds after which the worker may end an idle episode: so many that it never does. A worker that ends one
+takes a lock that it holds already, and does not answer any more."""
 
 CLOSE_S = 2.0
-"""Of telling a worker that its episode is over; it would find out at the next reset."""
+"""Seconds that a request to end the episode may take. Without it the next reset ends the episode."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds and sizes of one environment's calls."""
+    """The longest times and the largest answers of one environment's calls."""
 
     reset_s: float
     step_s: float
     evaluate_s: float
-    connect_s: float  # to wait for a worker that is down or full
+    connect_s: float  # how long to wait for a worker that is down or full
     reply_mb: float
 
 
 class CuabenchEnv:
-    """Plays the tasks of one file. See envs.contract.base.GuiEnv for the contract."""
+    """An environment that plays the tasks of one file. See envs.contract.base.GuiEnv for the contract."""
 
-    evaluate_acts = True  # it ends the episode
+    evaluate_acts = True  # an evaluation ends the episode
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class CuabenchEnv:
         access: Access,
         limits: Limits,
     ) -> None:
-        """Take no worker before the first reset."""
+        """Prepare to play `tasks`. The first reset takes a worker."""
         self._tasks = tasks
         self._servers = servers
         self._access = access
         self._limits = limits
         self._address: Address | None = None
         self._client: JsonClient | None = None
-        self._env_id: int | None = None  # of the episode at the worker; None: there is none
+        self._env_id: int | None = None  # the worker's id of the episode; None if there is none
         self._screen: Observation | None = None
         self._verdict: Verdict | None = None  # once the worker has evaluated
 
@@ -70,14 +70,14 @@ class CuabenchEnv:
         del seed
         task = task_of(options, self._tasks, "cuabench")
         self._env_id = self._screen = self._verdict = None
-        asked = {
+        body = {
             "env_path": task.env_path,
             "task_index": task.task_index,
             "split": task.split,
             "timeout": KEEP_S,
         }
         try:
-            answer = self._begin(asked)
+            answer = self._begin(body)
             screen = from_text(answer.get("screenshot"), "/reset: screenshot")
             env_id, instruction = answer.get("env_id"), answer.get("instruction")
             if type(env_id) is not int or not isinstance(instruction, str):
@@ -99,7 +99,7 @@ class CuabenchEnv:
         return screen, reward or 0.0, over, False, {}
 
     def evaluate(self) -> Verdict:
-        """Return the worker's reward; asking for it ends the episode."""
+        """Return the verdict by the worker's reward. This ends the episode."""
         if self._verdict is None:
             if self._env_id is None:
                 return Verdict("invalid", "no episode is being played, or its worker broke")
@@ -110,36 +110,35 @@ class CuabenchEnv:
         return self._verdict or Verdict("invalid", "the worker did not evaluate")
 
     def close(self) -> None:
-        """Leave the worker to others; may be called twice."""
+        """Release the worker; may be called twice."""
         self._leave()
 
-    def _begin(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the worker's answer to /reset; waits for one that is down or full. Raises EnvError."""
+    def _begin(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the worker's answer to /reset; wait for a worker that is down or full. Raises EnvError."""
         retry = Retry(self._limits.connect_s)
         while True:
             try:
-                return self._connected().call(
-                    "POST", "/reset", asked, deadline_s=self._limits.reset_s
-                )
+                client = self._connected()
+                return client.call("POST", "/reset", body, deadline_s=self._limits.reset_s)
             except UnreachableError as error:
-                self._leave(worked=False)  # perhaps another is up
+                self._leave(worked=False)  # another worker may be up
                 last: EnvError = error
             except RefusedError as error:
                 if error.status != 503:
-                    raise EnvError(f"{error}{_cure(error)}") from error
+                    raise EnvError(f"{error}{_fix(error)}") from error
                 last = error
             if not retry.again():
                 waited = f"after {self._limits.connect_s:g} s (env.options.connect_s)"
                 raise EnvError(f"{last}, {waited}; start the worker, or correct env.options.url")
 
     def _seconds_of(self, action: Action) -> float:
-        """Return the longest time of an action at its worker."""
+        """Return the longest time that an action may take at the worker."""
         if isinstance(action, Done | Fail | Answer):
             return self._limits.evaluate_s
         return self._limits.step_s + (action.seconds if isinstance(action, Wait) else 0.0)
 
     def _send(self, payload: Payload, deadline_s: float) -> Observation:
-        """One action at the worker. Raises EnvError."""
+        """Send one action to the worker and return the screen after it. Raises EnvError."""
         try:
             answer = self._connected().call(
                 "POST",
@@ -148,16 +147,16 @@ class CuabenchEnv:
                 deadline_s=deadline_s,
             )
             screen = from_text(answer.get("screenshot"), "/step: screenshot")
-            reward, done = answer.get("reward"), answer.get("done")
+            reward, is_done = answer.get("reward"), answer.get("done")
             reward = float(reward) if type(reward) is int else reward
-            if type(done) is not bool or type(reward) is not float:
+            if type(is_done) is not bool or type(reward) is not float:
                 raise EnvError("/step: the worker gave no reward or done")
         except EnvError as error:
             self._leave(worked=False)
-            cure = _cure(error) if isinstance(error, RefusedError) else ""
-            raise EnvError(f"{error}{cure}") from error
+            fix = _fix(error) if isinstance(error, RefusedError) else ""
+            raise EnvError(f"{error}{fix}") from error
         self._screen = screen
-        if done:
+        if is_done:
             self._env_id = None
             self._verdict = _verdict_of(reward)
         return screen
@@ -171,7 +170,7 @@ class CuabenchEnv:
         return self._client
 
     def _leave(self, *, worked: bool = True) -> None:
-        """End the episode and give the worker back."""
+        """End the episode and release the worker."""
         client, self._client = self._client, None
         address, self._address = self._address, None
         env_id, self._env_id = self._env_id, None
@@ -196,10 +195,10 @@ def _verdict_of(reward: float) -> Verdict:
     return Verdict.scored(reward, f"the evaluator gave {reward:g}")
 
 
-def _cure(error: RefusedError) -> str:
-    """Return what to do about an answer that has a known cause."""
+def _fix(error: RefusedError) -> str:
+    """Return the fix for an answer with a known cause, else ""."""
     if error.status == 404 and "not found" in error.detail.lower():
-        return "; the worker restarted, or another client reset it: each slot needs a worker of its own"
+        return "; the worker restarted, or another client reset it: each slot needs its own worker"
     if error.status == 403 or "access denied" in error.detail.lower():
         return "; start the worker with this machine's address in OSGYM_ALLOWED_IPS"
     return ""

@@ -1,9 +1,9 @@
-"""JSON over HTTP to one server, with a deadline and a bound on every reply.
+"""A client of JSON over HTTP for one server, with a deadline and a bound on each reply.
 
-JsonClient    its connection; calls raise EnvError
+JsonClient    a connection to the server; calls raise EnvError
 RefusedError  the server answered with an error status
 
-A call is never repeated, since it may have acted. Redirects are refused.
+A call is never repeated, since the server may have performed it. Redirects are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from envs.tools.remote.servers import Access, Address, UnreachableError, excerpt
 
 _BLOCK = 1 << 16
 _FRESH_S = 2.0
-"""A connection that was idle for longer is not used again: servers close them, uvicorn after 5 s."""
+"""Seconds after which an idle connection is not used again, since servers close them (uvicorn after 5 s)."""
 
 
 class RefusedError(EnvError):
@@ -31,33 +31,33 @@ class RefusedError(EnvError):
     def __init__(self, message: str, status: int, detail: str) -> None:
         super().__init__(message)
         self.status = status
-        self.detail = detail  # what the server says
+        self.detail = detail  # the server's message
 
 
 class JsonClient:
-    """One connection. Not thread-safe."""
+    """A connection to one server. Not thread-safe."""
 
     def __init__(self, address: Address, access: Access, *, what: str, reply_mb: float) -> None:
-        """Keep how errors call the server (`what`) and the most megabytes of one answer (`reply_mb`)."""
+        """Set the name of the server in errors (`what`) and the most megabytes of an answer (`reply_mb`)."""
         self.address = address
         self._access = access
         self._what = what
         self._most = int(reply_mb * (1 << 20))
         self._connection: http.client.HTTPConnection | None = None
-        self._used = 0.0  # when its last answer was read (time.monotonic)
+        self._used_at = 0.0  # time.monotonic() after its last answer
 
     def call(
         self, method: str, route: str, body: Mapping[str, Any] | None = None, *, deadline_s: float
     ) -> dict[str, Any]:
-        """Return the JSON object that the server answers with. Raises EnvError."""
+        """Send a request and return the JSON object of the answer. Raises EnvError."""
         where = self._where(route)
         until = time.monotonic() + deadline_s
-        sent = None if body is None else json.dumps(body).encode()
+        content = None if body is None else json.dumps(body).encode()
         headers = {"Accept": "application/json", **self._access.headers}
-        if sent is not None:
+        if content is not None:
             headers["Content-Type"] = "application/json"
         try:
-            status, answer = self._exchange(method, route, sent, headers, until)
+            status, answer = self._exchange(method, route, content, headers, until)
         except TimeoutError as error:
             self.close()
             raise EnvError(f"{where}: no whole answer in {deadline_s:g} s") from error
@@ -99,30 +99,34 @@ class JsonClient:
                     "env.options.reply_mb bounds an answer"
                 )
             blocks.append(block)
-        response.close()  # read1 leaves it open at its end, and the connection is not ready then
+        response.close()  # read1 leaves it open at its end, and the connection could not be used again
         if response.will_close:
             self.close()
-        self._used = time.monotonic()
+        self._used_at = time.monotonic()
         return response.status, b"".join(blocks)
 
     def _connected(self, route: str, until: float) -> http.client.HTTPConnection:
-        """Return the connection, made anew where the server may have closed it: a request is sent once."""
+        """Return the connection; open a new one if the server may have closed it.
+
+        A request on a closed connection would fail, and requests are not repeated.
+        """
         connection = self._connection
         if connection is not None and connection.sock is not None:
-            idle = time.monotonic() - self._used
-            if idle < _FRESH_S and not select.select([connection.sock], [], [], 0)[0]:
+            idle_s = time.monotonic() - self._used_at
+            if idle_s < _FRESH_S and not select.select([connection.sock], [], [], 0)[0]:
                 return connection
         self.close()
         address, timeout = self.address, _left(until)
-        made: http.client.HTTPConnection
         if address.secure:
-            made = http.client.HTTPSConnection(
+            connection = http.client.HTTPSConnection(
                 address.bare_host, address.port, timeout=timeout, context=self._access.tls
             )
         else:
-            made = http.client.HTTPConnection(address.bare_host, address.port, timeout=timeout)
+            connection = http.client.HTTPConnection(
+                address.bare_host, address.port, timeout=timeout
+            )
         try:
-            made.connect()
+            connection.connect()
         except ssl.SSLError as error:
             raise EnvError(f"{self._where(route)}: TLS failed: {first_line(error)}") from error
         except TimeoutError:
@@ -131,8 +135,8 @@ class JsonClient:
             raise UnreachableError(
                 f"{self._where(route)}: no server answers there ({first_line(error)})"
             ) from error
-        self._connection = made
-        return made
+        self._connection = connection
+        return connection
 
     def _read(self, where: str, status: int, answer: bytes) -> dict[str, Any]:
         if 300 <= status < 400:
@@ -144,8 +148,8 @@ class JsonClient:
             value = json.loads(answer)
         if status != 200:
             detail = value.get("detail") if isinstance(value, dict) else None
-            told = excerpt(str(detail) if detail else answer.decode("utf-8", "replace"))
-            raise RefusedError(f"{where} answers {status}: {told}", status, told)
+            text = shown(str(detail) if detail else answer.decode("utf-8", "replace"))
+            raise RefusedError(f"{where} answers {status}: {text}", status, text)
         if not isinstance(value, dict):
             raise EnvError(
                 f"{where} answers no JSON object: {excerpt(answer.decode('utf-8', 'replace'))}"

@@ -1,6 +1,8 @@
 """CuabenchSuite: the tasks of one file, and the environments that play them.
 
-slack = CuabenchSuite("slack.toml")    # in a file slack.py: the suite is slack.py:slack
+Example: with this line in a file slack.py, the suite is slack.py:slack.
+
+    slack = CuabenchSuite("slack.toml")
 """
 
 from __future__ import annotations
@@ -18,20 +20,20 @@ from envs.contract.base import Task
 from envs.contract.options import Megabytes, Pause, Seconds, checked
 from envs.tools.remote.servers import Access, Address, read_access, read_addresses
 
-PORT = 8001  # of a worker, where its address names none
+PORT = 8001  # of a worker whose address names none
 _PROBE_S = 10.0
 
 
 class CuabenchSuite:
-    """Tasks that cua-bench's workers play. Raises TaskError for a file that cannot be used."""
+    """The tasks of a file, which cua-bench's workers play. Raises TaskError for a wrong file."""
 
     name = "cuabench"
 
     def __init__(self, file: str | Path) -> None:
-        found = read_tasks(Path(file).expanduser(), self.name)
-        self.tasks: Mapping[str, Task] = {task_id: task for task_id, (task, _) in found.items()}
-        self._asked: Mapping[str, WorkerTask] = {
-            task_id: asked for task_id, (_, asked) in found.items()
+        rows = read_tasks(Path(file).expanduser(), self.name)
+        self.tasks: Mapping[str, Task] = {task_id: task for task_id, (task, _) in rows.items()}
+        self._worker_tasks: Mapping[str, WorkerTask] = {
+            task_id: worker_task for task_id, (_, worker_task) in rows.items()
         }
         self._lock = threading.Lock()
         self._servers: dict[tuple[Address, ...], ExclusiveWorkers] = {}
@@ -49,12 +51,12 @@ class CuabenchSuite:
         evaluate_s: Seconds = 120.0,
         reply_mb: Megabytes = 64.0,
     ) -> CuabenchEnv:
-        """Return an environment that takes a worker of its own at its first reset.
+        """Return an environment that takes its own worker at its first reset. Raises TaskError.
 
-        `url` is a worker's address or a list of them: each slot needs one. `token_env` names the environment
-        variable with a bearer token, `ca_file` the certificates of a private authority. `connect_s` is how
-        long to wait for a worker that is down, `reset_s`, `step_s` and `evaluate_s` the longest time of a call,
-        `reply_mb` the most of one answer. Raises TaskError.
+        `url` is the address of a worker, or a list of addresses: each slot needs one. `token_env` names the
+        environment variable with a bearer token, `ca_file` the certificates of a private authority. A slot
+        waits `connect_s` for a worker that is down. Calls may take `reset_s`, `step_s` and `evaluate_s`, and
+        an answer may have `reply_mb`.
         """
         limits = Limits(
             reset_s=reset_s,
@@ -67,7 +69,7 @@ class CuabenchSuite:
         access = read_access(token_env, ca_file, addresses)
         with self._lock:
             servers = self._servers.setdefault(addresses, ExclusiveWorkers(addresses))
-        return CuabenchEnv(self._asked, servers, access, limits)
+        return CuabenchEnv(self._worker_tasks, servers, access, limits)
 
     def check_parts(
         self,
@@ -77,10 +79,10 @@ class CuabenchSuite:
         ca_file: str = "",
         **_: object,
     ) -> None:
-        """Raise MissingPartError where no worker answers."""
+        """Raise MissingPartError if no worker answers."""
         addresses = read_addresses(url, PORT)
         access = read_access(token_env, ca_file, addresses)
-        errors = [error for each in addresses if (error := _probe(each, access))]
+        errors = [error for address in addresses if (error := _probe(address, access))]
         if len(errors) == len(addresses):
             raise MissingPartError(
                 f"{errors[0]}; start a worker: python -m cua_bench.workers.worker_server --port {PORT}"
@@ -88,7 +90,7 @@ class CuabenchSuite:
 
 
 def _probe(address: Address, access: Access) -> str:
-    """Why a worker does not answer; empty where it does."""
+    """Return why a worker does not answer; "" if it does."""
     client = JsonClient(address, access, what="worker", reply_mb=1)
     try:
         client.call("GET", "/health", deadline_s=_PROBE_S)

@@ -1,10 +1,10 @@
-"""The file that names a suite's tasks, in TOML: a worker has no route that lists them.
+"""Reads the TOML file that names a suite's tasks, since a worker has no route that lists them.
 
-env_path = "tasks/slack_env"     # as the workers see it
-split = "train"                  # of cua-bench; tasks of any other are held out
+env_path = "tasks/slack_env"     # on the workers' machine
+split = "train"                  # a split of cua-bench; tasks of any other split are held out
 max_steps = 30
 
-[[tasks]]                        # one, or `count` of them from `task_index` on
+[[tasks]]                        # one task, or `count` tasks from `task_index` on
 task_index = 0
 count = 12
 """
@@ -29,7 +29,7 @@ MOST_TASKS = 100_000
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """What a worker's /reset is asked for."""
+    """The fields of a task in a worker's /reset."""
 
     env_path: str
     task_index: int
@@ -58,34 +58,38 @@ class _File(BaseModel):
 
 
 def read_tasks(path: Path, suite: str) -> dict[str, tuple[Task, WorkerTask]]:
-    """Return the tasks of a file by id. Raises TaskError that names the place."""
+    """Return task id -> (task, its fields for a worker).
+
+    Raises TaskError that names the place in the file.
+    """
     file = read_toml(path, _File)
-    found: dict[str, tuple[Task, WorkerTask]] = {}
+    tasks: dict[str, tuple[Task, WorkerTask]] = {}
     for number, entry in enumerate(file.tasks):
         env_path = entry.env_path or file.env_path
         if not env_path:
             raise TaskError(f"{path}: tasks.{number} has no env_path, and the file none for all")
         for index in range(entry.task_index, entry.task_index + entry.count):
-            asked = WorkerTask(env_path, index, entry.split or file.split)
-            task = _task(suite, entry, asked, entry.max_steps or file.max_steps)
-            if task.id in found:
+            worker_task = WorkerTask(env_path, index, entry.split or file.split)
+            task = _task(suite, entry, worker_task, entry.max_steps or file.max_steps)
+            if task.id in tasks:
                 raise TaskError(
                     f"{path}: tasks.{number} makes {task.id} a second time; give it an id"
                 )
-            found[task.id] = (task, asked)
-    return found
+            tasks[task.id] = (task, worker_task)
+    return tasks
 
 
-def _task(suite: str, entry: _Entry, asked: WorkerTask, max_steps: int) -> Task:
-    name = entry.id or (Path(asked.env_path).name or "task")
+def _task(suite: str, entry: _Entry, worker_task: WorkerTask, max_steps: int) -> Task:
+    env_path, index = worker_task.env_path, worker_task.task_index
+    name = entry.id or (Path(env_path).name or "task")
     if entry.id is None or entry.count > 1:
-        name = f"{name}-{asked.task_index}"
-    heldout = entry.heldout if entry.heldout is not None else asked.split != "train"
-    params: Mapping[str, object] = {"env_path": asked.env_path, "task_index": asked.task_index}
+        name = f"{name}-{index}"
+    heldout = entry.heldout if entry.heldout is not None else worker_task.split != "train"
+    params: Mapping[str, object] = {"env_path": env_path, "task_index": index}
     return Task(
         f"{suite}/{name}",
         suite,
-        "",  # the worker says it
+        "",  # the worker gives the instruction at the reset
         max_steps=max_steps,
         split="heldout" if heldout else "train",
         params=params,

@@ -1,4 +1,4 @@
-"""Workers that serve one slot each, whatever process the slot is in."""
+"""Gives each worker to one slot, over all processes of a user on this machine."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from envs.tools.remote.servers import Address, SharedServers
 
 
 class ExclusiveWorkers:
-    """Addresses that serve one slot each: a lock on a file of this user, let go by the kernel at the end."""
+    """Addresses that serve one slot each, by locks on files, which the kernel releases at the end."""
 
     def __init__(self, addresses: Sequence[Address], folder: Path | None = None) -> None:
         self._shared = SharedServers(addresses)
         self._folder = folder or Path(tempfile.gettempdir()) / f"dart-servers-{os.getuid()}"
-        self._held: dict[Address, IO[str]] = {}
+        self._locks: dict[Address, IO[str]] = {}
         self._lock = threading.Lock()
 
     def take(self) -> Address:
-        """Return a server that no other slot on this machine uses. Raises EnvError where there is none."""
+        """Return a server that no other slot on this machine uses. Raises EnvError if there is none."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for address in self._shared.in_order():
             file = (self._folder / f"{content_hash(address.http.encode())}.lock").open("a")
@@ -35,7 +35,7 @@ class ExclusiveWorkers:
                 file.close()
                 continue
             with self._lock:
-                self._held[address] = file
+                self._locks[address] = file
             self._shared.took(address)
             return address
         raise EnvError(
@@ -44,9 +44,9 @@ class ExclusiveWorkers:
         )
 
     def give_back(self, address: Address, *, worked: bool = True) -> None:
-        """Another slot may use it; one that did not work comes last."""
+        """Release a server. One that did not work is tried last from now on."""
         with self._lock:
-            file = self._held.pop(address, None)
+            file = self._locks.pop(address, None)
         if file is not None:
             self._shared.gave_back(address)
             if not worked:

@@ -76,11 +76,11 @@ def device(tmp_path: Path) -> Device:
 
 @pytest.fixture
 def env(device: Device) -> Iterator[AndroidEnv]:
-    made = make_env("android", adb=device.adb, serial="R58M", pause_s=0, deadline_s=20)
-    assert isinstance(made, AndroidEnv)
-    yield made
-    made.close()
-    made.close()  # a second close is harmless
+    env = make_env("android", adb=device.adb, serial="R58M", pause_s=0, deadline_s=20)
+    assert isinstance(env, AndroidEnv)
+    yield env
+    env.close()
+    env.close()  # a second close is harmless
 
 
 def begin(env: AndroidEnv, name: str) -> Any:
@@ -180,15 +180,15 @@ def test_a_hung_adb_costs_its_deadline_and_leaves_no_process(device: Device) -> 
 
 def _running(word: str) -> list[str]:
     """Processes with `word` on their command line."""
-    found = []
+    results = []
     for each in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = each.read_bytes().decode("utf-8", "replace")
         except OSError:
             continue
         if word in line and each.parent.name != str(os.getpid()):
-            found.append(line)
-    return found
+            results.append(line)
+    return results
 
 
 def test_a_device_that_never_boots_costs_its_deadline(device: Device) -> None:

@@ -23,8 +23,8 @@ FLAGS = ("clickable", "checkable", "scrollable", "selected", "long-clickable", "
 
 def view(kind: str, bounds: str, *inside: str, on: str = "", **values: str) -> str:
     flags = {name: str(name in on.split()).lower() for name in FLAGS} | {"enabled": "true"}
-    told = flags | {name.replace("_", "-"): value for name, value in values.items()}
-    attributes = " ".join(f'{name}="{value}"' for name, value in told.items())
+    attributes = flags | {name.replace("_", "-"): value for name, value in values.items()}
+    attributes = " ".join(f'{name}="{value}"' for name, value in attributes.items())
     start = f'<node index="0" package="com.android.settings" class="{kind}" bounds="{bounds}" '
     return f"{start}{attributes}>{''.join(inside)}</node>"
 
@@ -68,13 +68,13 @@ def tree(text: str) -> ET.Element:
 
 
 def test_views_are_elements_with_their_names_and_actions() -> None:
-    found = {e.name: e for e in elements_of(nodes_of(tree(dump("Network", "Sound")), *SIZE))}
-    assert found["Search settings"].actions == ("click", "type")
-    assert found["Wi-Fi"].role == "Switch"
-    assert found["Network"].role == "LinearLayout", "a row is called what is written in it"
-    assert found["Network"].box == (0, 400, 1080, 600)
-    assert found[""].actions == ("scroll",)
-    for element in found.values():
+    elements = {e.name: e for e in elements_of(nodes_of(tree(dump("Network", "Sound")), *SIZE))}
+    assert elements["Search settings"].actions == ("click", "type")
+    assert elements["Wi-Fi"].role == "Switch"
+    assert elements["Network"].role == "LinearLayout", "a row is called what is written in it"
+    assert elements["Network"].box == (0, 400, 1080, 600)
+    assert elements[""].actions == ("scroll",)
+    for element in elements.values():
         left, top, right, bottom = element.box
         x, y = element.centre
         assert 0 <= left <= x < right <= SIZE[0]
@@ -118,11 +118,11 @@ def device(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def env(device: Path) -> Iterator[AndroidEnv]:
-    made = make_env("android", adb=str(device / "adb"), serial="R58M", pause_s=0, deadline_s=20)
-    assert isinstance(made, AndroidEnv)
-    made.reset(seed=1, options={"task": "android/airplane"})
-    yield made
-    made.close()
+    env = make_env("android", adb=str(device / "adb"), serial="R58M", pause_s=0, deadline_s=20)
+    assert isinstance(env, AndroidEnv)
+    env.reset(seed=1, options={"task": "android/airplane"})
+    yield env
+    env.close()
 
 
 def test_a_device_is_asked_once_for_each_screen(env: AndroidEnv, device: Path) -> None:

@@ -88,9 +88,9 @@ def suite_of(folder: Path, **changes: Any) -> DesktopSuite:
 
 @pytest.fixture
 def env() -> Iterator[DesktopEnv]:
-    made = SUITE.make_env()
-    yield made
-    made.close()
+    env = SUITE.make_env()
+    yield env
+    env.close()
 
 
 def begin(env: DesktopEnv, task: str = "desktop/mousepad-append-line", seed: int = 7) -> int:
@@ -260,9 +260,11 @@ def test_a_task_file_is_complete(task_id: str) -> None:
         for getter in (check.result, check.expected):
             assert getter is None or getter.type in GETTERS
     for seed in range(50):
-        drawn = filled(task, seed)
-        wrong = [near.actions for near in drawn.near_misses]
-        assert len({repr(actions) for actions in (drawn.solution, *wrong)}) == len(wrong) + 1, seed
+        instance = filled(task, seed)
+        wrong = [near.actions for near in instance.near_misses]
+        assert len({repr(actions) for actions in (instance.solution, *wrong)}) == len(wrong) + 1, (
+            seed
+        )
     told = {filled(task, seed).instruction for seed in range(8)}
     assert not any("{" in each for each in told)
     if task.draw and "{" in task.instruction:
@@ -524,14 +526,14 @@ def test_desktops_run_side_by_side(env: DesktopEnv) -> None:
 
 def test_applications_are_not_root(env: DesktopEnv) -> None:
     keeper = begin(env)
-    seen = 0
+    count = 0
     for pid in (keeper, *descendants(keeper)):
         with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
             status = Path(f"/proc/{pid}/status").read_text()
             uids = next(line for line in status.splitlines() if line.startswith("Uid:")).split()[1:]
             assert "0" not in uids, status
-            seen += 1
-    assert seen >= 5
+            count += 1
+    assert count >= 5
 
 
 def test_a_closed_environment_leaves_no_open_files() -> None:

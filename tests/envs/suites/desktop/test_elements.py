@@ -16,14 +16,14 @@ STATES = ("active", "checked", "editable", "expanded", "focused", "modal", "sele
 
 
 def widget(depth: int, role: str, name: str = "", box: Any = None, **states: Any) -> dict[str, Any]:
-    known = {
+    names = {
         **dict.fromkeys(STATES, False),
         "sensitive": True,
         "showing": box is not None,
         "text": "",
         **states,
     }
-    return {"depth": depth, "role": role, "name": name, "box": box, **known}
+    return {"depth": depth, "role": role, "name": name, "box": box, **names}
 
 
 def window(*inside: dict[str, Any], application: str = "notes") -> list[dict[str, Any]]:
@@ -40,15 +40,15 @@ def window(*inside: dict[str, Any], application: str = "notes") -> list[dict[str
     ]
 
 
-def told(widgets: list[dict[str, Any]]) -> list[Element]:
+def elements_of_widgets(widgets: list[dict[str, Any]]) -> list[Element]:
     return elements_of(nodes_of(widgets, 400, 300))
 
 
 def test_what_reaches_beyond_the_screen_is_cut_and_what_is_disabled_left_out() -> None:
-    found = {each.name or each.role: each for each in told(window())}
-    assert set(found) == {"File", "text", "Save"}
-    assert found["Save"].box == (350, 270, 400, 290)
-    assert found["text"].actions == ("click", "type")
+    elements = {each.name or each.role: each for each in elements_of_widgets(window())}
+    assert set(elements) == {"File", "text", "Save"}
+    assert elements["Save"].box == (350, 270, 400, 290)
+    assert elements["text"].actions == ("click", "type")
 
 
 def test_an_open_menu_shuts_out_all_but_menus() -> None:
@@ -56,8 +56,8 @@ def test_an_open_menu_shuts_out_all_but_menus() -> None:
     opened = [
         widget(5, "menu item", name, [0, top, 90, 20]) for name, top in (("Open", 40), ("Quit", 60))
     ]
-    assert [each.name for each in told(window(*opened))] == ["File", "Open", "Quit"]
-    assert told(window(*closed)) == told(window())
+    assert [each.name for each in elements_of_widgets(window(*opened))] == ["File", "Open", "Quit"]
+    assert elements_of_widgets(window(*closed)) == elements_of_widgets(window())
 
 
 def test_a_modal_dialog_shuts_out_its_application_and_names_the_route() -> None:
@@ -65,7 +65,7 @@ def test_a_modal_dialog_shuts_out_its_application_and_names_the_route() -> None:
         widget(2, "dialog", "Save As", [100, 100, 200, 100], modal=True),
         widget(3, "push button", "Cancel", [120, 170, 60, 20]),
     ]
-    assert [each.name for each in told([*window(), *dialog])] == ["Cancel"]
+    assert [each.name for each in elements_of_widgets([*window(), *dialog])] == ["Cancel"]
     assert route_of([*window(), *dialog]) == "notes > notes: Save As"
 
 
@@ -85,8 +85,10 @@ def test_a_cell_is_called_what_is_in_it_and_takes_the_click() -> None:
         widget(4, "table cell", "", [0, 40, 300, 20]),
         widget(5, "table cell", "list.txt", [20, 40, 280, 20]),
     ]
-    found = [each for each in told([*window(), *cells]) if each.role == "table cell"]
-    assert [(each.name, each.actions) for each in found] == [
+    elements = [
+        each for each in elements_of_widgets([*window(), *cells]) if each.role == "table cell"
+    ]
+    assert [(each.name, each.actions) for each in elements] == [
         ("list.txt", ("click", "double_click"))
     ]
 

@@ -140,8 +140,8 @@ def test_a_picture_is_read_by_shares_of_its_size(tmp_path: Path) -> None:
     for name, kind, width, height in (("a.png", "PNG", 64, 48), ("a.jpg", "JPEG", 32, 24)):
         told = get(scene(tmp_path), "picture", {"path": name})
         assert told == {"format": kind, "width": width, "height": height}
-        seen = get(scene(tmp_path), "pixels", {"path": name, "at": corners})
-        assert METRICS["near"](seen, [red, blue, [255, 255, 255]], tolerance=8)
+        colours = get(scene(tmp_path), "pixels", {"path": name, "at": corners})
+        assert METRICS["near"](colours, [red, blue, [255, 255, 255]], tolerance=8)
     (tmp_path / "b.png").write_text("no picture")
     for name in ("b.png", "none.png"):
         assert get(scene(tmp_path), "picture", {"path": name}) is None
@@ -155,7 +155,7 @@ def test_an_environment_keeps_its_number_while_others_start_and_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(host_resources, "_taken", set())
+    monkeypatch.setattr(host_resources, "_numbers_in_use", set())
     numbers = [host_resources.DesktopNumber() for _ in range(4)]
 
     def sit(desktop_number: host_resources.DesktopNumber) -> str:
@@ -182,12 +182,12 @@ def test_widgets_are_matched_by_the_given_fields(tmp_path: Path) -> None:
         {"role": "text", "name": "", "text": "105", "checked": False},
         {"role": "radio menu item", "name": "Octal", "text": "", "checked": True},
     ]
-    found = get(scene(tmp_path, widgets), "accessibility_tree", {"role": "radio menu item"})
-    assert found == widgets[1:]
+    items = get(scene(tmp_path, widgets), "accessibility_tree", {"role": "radio menu item"})
+    assert items == widgets[1:]
     holds = METRICS["includes_items"]
-    assert holds(found, [{"name": "Octal", "checked": True}])
-    assert not holds(found, [{"name": "Octal", "checked": False}])
-    assert not holds(found, [{"name": "Octal"}, {"text": "105"}])
+    assert holds(items, [{"name": "Octal", "checked": True}])
+    assert not holds(items, [{"name": "Octal", "checked": False}])
+    assert not holds(items, [{"name": "Octal"}, {"text": "105"}])
     assert not holds(None, [])
 
 

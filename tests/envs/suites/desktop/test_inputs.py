@@ -63,9 +63,9 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DesktopEnv]:
         },
     }
     (folder / "note.json").write_text(json.dumps(task))
-    made = DesktopSuite(folder).make_env()
-    yield made
-    made.close()
+    env = DesktopSuite(folder).make_env()
+    yield env
+    env.close()
 
 
 @pytest.fixture
@@ -89,8 +89,8 @@ def test_three_clicks_select_the_line(left_after: Callable[..., str]) -> None:
 
 
 def test_a_click_with_shift_selects_up_to_it(left_after: Callable[..., str]) -> None:
-    held = Click(x=400, y=57, modifiers=("shift",))
-    assert left_after(held, Type(text="new")) == "new"
+    actions = Click(x=400, y=57, modifiers=("shift",))
+    assert left_after(actions, Type(text="new")) == "new"
     assert left_after(Click(x=400, y=57), Type(text=" end")) == "alpha beta gamma end"
 
 
@@ -100,13 +100,13 @@ def test_press_move_and_release_select_what_they_pass(left_after: Callable[..., 
 
 
 def test_a_key_is_held_for_the_actions_that_follow(left_after: Callable[..., str]) -> None:
-    held = KeyDown(key="shift"), KeyPress(keys=["shift", "right"]), KeyPress(keys=["end"])
-    assert left_after(*held, Type(text="ab1"), KeyUp(key="shift"), Type(text="c")) == "AB!c"
+    actions = KeyDown(key="shift"), KeyPress(keys=["shift", "right"]), KeyPress(keys=["end"])
+    assert left_after(*actions, Type(text="ab1"), KeyUp(key="shift"), Type(text="c")) == "AB!c"
 
 
 def test_a_key_that_is_held_writes_once_however_long(left_after: Callable[..., str]) -> None:
-    held = KeyDown(key="x"), Wait(seconds=1.5), KeyUp(key="x")
-    assert left_after(*held) == "xalpha beta gamma"
+    actions = KeyDown(key="x"), Wait(seconds=1.5), KeyUp(key="x")
+    assert left_after(*actions) == "xalpha beta gamma"
 
 
 def test_a_drag_with_the_middle_button_selects_nothing(left_after: Callable[..., str]) -> None:

@@ -41,7 +41,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """profile("base64") -> the suite's name for a server that sends screens in that way."""
 
     @cache
-    def written(encoding: str) -> str:
+    def write_profile(encoding: str) -> str:
         shape = 'shape = "shape"' if encoding == "flat" else ""
         text = PROFILE.format(encoding="list" if encoding == "flat" else encoding, shape=shape)
         for fault in FAULTS:
@@ -50,4 +50,4 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
         file.write_text(text)
         return f"openenv:{file}"
 
-    return written
+    return write_profile

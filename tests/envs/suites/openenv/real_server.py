@@ -62,7 +62,7 @@ class SquareEnvironment(Environment):
         self.fault, self.clicked, self.steps = fault, False, 0
         if fault == "reset":
             raise RuntimeError("no browser")
-        return self._seen()
+        return self._observation()
 
     def step(self, action: SquareAction, **_: Any) -> SquareObservation:
         self.steps += 1
@@ -75,13 +75,15 @@ class SquareEnvironment(Environment):
         if action.kind == "click":
             x, y = action.x - self.at[0], action.y - self.at[1]
             self.clicked = self.clicked or (0 <= x < 12 and 0 <= y < 12)
-        seen = self._seen()
-        seen.failed = "unknown action" if self.fault == "refuses" else None
-        seen.done = self.clicked or self.fault == "done"
-        seen.reward = {"null": None, "seven": 7.0}.get(self.fault, 1.0 if self.clicked else 0.0)
-        return seen
+        observation = self._observation()
+        observation.failed = "unknown action" if self.fault == "refuses" else None
+        observation.done = self.clicked or self.fault == "done"
+        observation.reward = {"null": None, "seven": 7.0}.get(
+            self.fault, 1.0 if self.clicked else 0.0
+        )
+        return observation
 
-    def _seen(self) -> SquareObservation:
+    def _observation(self) -> SquareObservation:
         screen, shape = self._screen()
         return SquareObservation(screen=screen, shape=shape, goal="Click the square.", reward=0.0)
 

@@ -63,8 +63,8 @@ def says(*answers: object) -> Callable[[ServerConnection], None]:
 
 def observation(screen: object, reward: object = 0.0, *, done: object = False, **more: Any) -> Any:
     """An observation as the server sends it."""
-    seen = {"screen": screen, "goal": "Click.", **more}
-    return {"type": "observation", "data": {"observation": seen, "reward": reward, "done": done}}
+    fields = {"screen": screen, "goal": "Click.", **more}
+    return {"type": "observation", "data": {"observation": fields, "reward": reward, "done": done}}
 
 
 def error(code: str, message: str = "no", **more: Any) -> Any:

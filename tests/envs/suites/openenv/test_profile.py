@@ -170,11 +170,11 @@ def test_the_profile_that_the_page_shows_can_be_used(tmp_path):
 
 def test_calls_of_browsergym_are_those_that_its_parser_reads():
     templates = read_profile("browsergym", "openenv").templates
-    said = [
+    payloads = [
         templates.payloads_of(action, SIZE)[0]["action_str"]
         for action in (Click(x=1, y=2), Scroll(x=3, y=4, dy=1), KeyPress(keys=["ctrl", "a"]))
     ]
-    assert said == [
+    assert payloads == [
         "mouse_click(1, 2, 'left')", "mouse_move(3, 4)\nscroll(0, 100)", "keyboard_press('Control+a')",
     ]  # fmt: skip
 
@@ -195,7 +195,7 @@ def test_calls_of_browsergym_are_those_that_its_parser_reads():
     ],
 )
 def test_rewards_become_a_verdict(rewards, table, done, outcome, reward):
-    verdict = verdict_of(rewards, RewardTable(**table), done=done)
+    verdict = verdict_of(rewards, RewardTable(**table), is_done=done)
     assert (verdict.outcome, verdict.reward) == (outcome, reward)
 
 

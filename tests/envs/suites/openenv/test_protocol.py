@@ -18,7 +18,7 @@ from tests.envs.suites.openenv.square_screen import pixels_of, png_of
 SCREEN = base64.b64encode(png_of(pixels_of((4, 4), clicked=False))).decode()
 
 
-def played(suite, handle, **options):
+def play(suite, handle, **options):
     """Reset and one step at a server that does `handle`; the error of either, as text, or the reward."""
     server = {key: options.pop(key) for key in ("process_request",) if key in options}
     with scripted_server(handle, **server) as url:
@@ -57,7 +57,7 @@ def played(suite, handle, **options):
         ),
         ([error("SESSION_ERROR", "gone")], "SESSION_ERROR: gone"),
         ([error("EXECUTION_ERROR", "boom\n" * 99)], "EXECUTION_ERROR: boom boom"),
-        ([error("UNKNOWN_TYPE")], "does not speak OpenEnv's messages"),
+        ([error("UNKNOWN_TYPE")], "does not support OpenEnv's messages"),
         (
             [error("VALIDATION_ERROR", errors=[{"loc": ["x"], "msg": "Field required"}])],
             "x: Field required; the environment does not take this payload: correct [actions]",
@@ -69,7 +69,7 @@ def played(suite, handle, **options):
     ],
 )
 def test_what_is_no_observation_is_an_error_that_names_it(profile, answers, why):
-    assert why in played(profile("base64"), says(*answers))
+    assert why in play(profile("base64"), says(*answers))
 
 
 def test_a_session_that_ended_between_episodes_is_opened_anew(profile):
@@ -82,12 +82,12 @@ def test_a_session_that_ended_between_episodes_is_opened_anew(profile):
 
 def test_a_last_step_without_a_screenshot_keeps_the_one_before(profile):
     answers = says(observation(SCREEN), observation(None, reward=1, done=True))
-    assert played(profile("base64"), answers) == 1.0
+    assert play(profile("base64"), answers) == 1.0
 
 
 def test_true_is_a_reward(profile):
     answers = says(observation(SCREEN), observation(SCREEN, reward=True))
-    assert played(profile("base64"), answers) == 1.0
+    assert play(profile("base64"), answers) == 1.0
 
 
 def test_a_server_that_is_full_at_first_is_waited_for(profile):
@@ -99,7 +99,7 @@ def test_a_server_that_is_full_at_first_is_waited_for(profile):
     def next_of(connection):
         waiting.pop()(connection)
 
-    assert played(profile("base64"), next_of, connect_s=60.0) == 0.0
+    assert play(profile("base64"), next_of, connect_s=60.0) == 0.0
     assert not waiting
 
 
@@ -107,18 +107,18 @@ def test_an_error_that_was_sent_before_any_request_is_read(profile):
     def full(connection):
         connection.send(json.dumps(error("CAPACITY_REACHED", "1/1")))
 
-    assert "CAPACITY_REACHED: 1/1" in played(profile("base64"), full)
+    assert "CAPACITY_REACHED: 1/1" in play(profile("base64"), full)
 
 
 def test_an_answer_that_is_too_large_or_too_late_is_refused(profile):
     large = says(observation("A" * (2 << 20)))
-    assert "more than 1 MiB; env.options.reply_mb" in played(profile("base64"), large, reply_mb=1)
+    assert "more than 1 MiB; env.options.reply_mb" in play(profile("base64"), large, reply_mb=1)
 
     def silent(connection):
         for _ in connection:
             pass
 
-    assert "reset: no answer in 0.1 s" in played(profile("base64"), silent, reset_s=0.1)
+    assert "reset: no answer in 0.1 s" in play(profile("base64"), silent, reset_s=0.1)
 
 
 @pytest.mark.parametrize(
@@ -135,25 +135,25 @@ def test_a_handshake_that_is_refused_says_why(profile, status, why):
             status, "no", Headers({"Location": "ws://127.0.0.1:1/ws", "Content-Length": "0"})
         )
 
-    assert why in played(profile("base64"), says(), process_request=refuse)
+    assert why in play(profile("base64"), says(), process_request=refuse)
 
 
 def test_the_token_travels_in_the_handshake_and_in_no_error(profile, monkeypatch):
     monkeypatch.setenv("SERVER_TOKEN", "hush-hush")
-    seen = []
+    headers = []
 
     def refuse(_connection, request):
-        seen.append((request.path, request.headers["Authorization"]))
+        headers.append((request.path, request.headers["Authorization"]))
         return Response(403, "no", Headers({"Content-Length": "0"}))
 
-    told = played(profile("base64"), says(), process_request=refuse, token_env="SERVER_TOKEN")
-    assert seen == [("/ws", "Bearer hush-hush")]
+    told = play(profile("base64"), says(), process_request=refuse, token_env="SERVER_TOKEN")
+    assert headers == [("/ws", "Bearer hush-hush")]
     assert "hush" not in told
 
 
 def test_numbers_that_are_no_even_list_are_read_as_any_json(profile):
-    assert "different lengths" in played(profile("list"), says(observation([[[1], [2]], [[3]]])))
-    assert "outside 0 to 255" in played(profile("list"), says(observation([[[1, 2, 256]]])))
+    assert "different lengths" in play(profile("list"), says(observation([[[1], [2]], [[3]]])))
+    assert "outside 0 to 255" in play(profile("list"), says(observation([[[1, 2, 256]]])))
 
 
 @pytest.mark.parametrize(

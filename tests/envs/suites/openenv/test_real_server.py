@@ -45,8 +45,8 @@ def square(seed: int) -> Click:
 def test_screens_in_every_encoding_are_those_of_the_environment(encoding, profile, server):
     env = make_env(profile(encoding), url=f"{server}/{encoding}", **QUICK)
     screen, info = reset(env, seed=5)
-    seen = np.asarray(Image.open(io.BytesIO(screen.screenshot)).convert("RGB"))
-    np.testing.assert_array_equal(seen, pixels_of(square_of(5), clicked=False))
+    pixels = np.asarray(Image.open(io.BytesIO(screen.screenshot)).convert("RGB"))
+    np.testing.assert_array_equal(pixels, pixels_of(square_of(5), clicked=False))
     assert info["instruction"] == "Click the square."
     env.close()
 

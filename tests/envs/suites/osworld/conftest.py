@@ -128,14 +128,14 @@ class Window:
 
     def wait_for(self, holds: object) -> list[list[object]]:
         """The events until `holds` of them is true."""
-        seen: list[list[object]] = []
+        events: list[list[object]] = []
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
-            seen += self.events()
-            if holds(seen):  # type: ignore[operator]
-                return seen
+            events += self.events()
+            if holds(events):  # type: ignore[operator]
+                return events
             time.sleep(0.01)
-        pytest.fail(f"the window saw only {seen}")
+        pytest.fail(f"the window saw only {events}")
 
     def close(self) -> None:
         os.killpg(self._process.pid, signal.SIGKILL)

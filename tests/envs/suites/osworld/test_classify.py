@@ -80,9 +80,9 @@ def test_a_folder_is_a_suite_and_its_counts_are_told(
     with pytest.raises(SystemExit) as exit_:
         main(["env", "check", suite, "--classify", "--json"])
     assert not exit_.value.code
-    told = json.loads(capsys.readouterr().out)
-    assert told["judged"] == {"natively": 1, "desktop-env": 1, "infeasible": 1}
-    assert told["by_task"][f"{suite}/b"]["functions"] == ["compare_table"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["evaluated_by"] == {"dart": 1, "desktop-env": 1, "infeasible": 1}
+    assert report["by_task"][f"{suite}/b"]["functions"] == ["compare_table"]
     assert load_suite("osworld").name == "osworld"  # without a folder the one that ships
     with pytest.raises(SystemExit) as exit_:
         main(["env", "check", "mini", "--classify"])

@@ -103,16 +103,16 @@ def test_a_container_is_made_as_osworld_needs_it(guests: Any, disk: Path) -> Non
 
 def test_each_episode_has_a_new_container_and_the_last_is_removed(guests: Any, disk: Path) -> None:
     env = make_env("osworld", vm=str(disk), pause_s=0)
-    seen = []
+    names = []
     try:
         for _ in range(2):
             env.reset(options={"task": "osworld/undo-boot"})
-            seen += list(guests.containers)
+            names += list(guests.containers)
             env.step(Wait(seconds=0))
             assert env.step(Done())[2]
     finally:
         env.close()
-    assert len(set(seen)) == 2
+    assert len(set(names)) == 2
     assert guests.containers == {}
     made = [each for each in guests.log if each.startswith(("POST containers/c", "DELETE"))]
     assert [each.split()[0] for each in made] == ["POST", "DELETE"] * 2
@@ -201,11 +201,11 @@ def test_64_slots_boot_in_turn_and_leave_no_container_and_no_port(
     def play(_: int) -> None:
         provider = ContainerProvider(Machine(disk), gate, turn_s=60.0)
         provider._client = client
-        done = 0
-        while done < 2:
+        count = 0
+        while count < 2:
             with suppress(EnvError):  # of three starts that failed: the next episode goes on
                 provider.fresh()
-                done += 1
+                count += 1
         with lock:
             up.append(provider)
 

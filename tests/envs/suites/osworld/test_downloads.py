@@ -23,10 +23,10 @@ def test_a_file_is_fetched_once(web: Any, tmp_path: Path) -> None:
 
 
 def test_a_kept_file_needs_no_web_server(web: Any, tmp_path: Path) -> None:
-    kept = Downloads(tmp_path)
-    kept.fetch(f"{web.url}/whole")
+    downloads = Downloads(tmp_path)
+    downloads.fetch(f"{web.url}/whole")
     web.files.clear()
-    assert kept.fetch(f"{web.url}/whole") == b"pears"
+    assert downloads.fetch(f"{web.url}/whole") == b"pears"
 
 
 def test_slots_that_want_one_file_at_once_fetch_it_once(web: Any, tmp_path: Path) -> None:
@@ -49,35 +49,35 @@ def test_a_server_that_is_busy_is_asked_again(web: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "told", "tries"),
+    ("path", "message", "tries"),
     [("/cut", "broke off 3 bytes before its end", 3), ("/none", "cannot fetch .*404", 1)],
 )
 def test_an_incomplete_file_is_not_kept(
-    web: Any, tmp_path: Path, path: str, told: str, tries: int
+    web: Any, tmp_path: Path, path: str, message: str, tries: int
 ) -> None:
-    with pytest.raises(EnvError, match=told):
+    with pytest.raises(EnvError, match=message):
         Downloads(tmp_path).fetch(f"{web.url}{path}")
     assert not list(tmp_path.iterdir())
     assert web.asked == [path] * tries
 
 
 def test_files_not_used_for_longest_make_room(web: Any, tmp_path: Path) -> None:
-    kept = Downloads(tmp_path, most_gb=25e-9)
+    downloads = Downloads(tmp_path, most_gb=25e-9)
     (tmp_path / "notes.txt").write_text("the user's own, which is never removed")
     for number, name in enumerate("abcd"):
         web.files[f"/{name}"] = name.encode() * 10
-        kept.fetch(f"{web.url}/{name}")
+        downloads.fetch(f"{web.url}/{name}")
         for path in tmp_path.iterdir():  # as if a minute had passed
             used = path.stat().st_mtime - 60
             os.utime(path, (used, used))
         if number:
-            kept.fetch(f"{web.url}/a")
+            downloads.fetch(f"{web.url}/a")
     web.asked.clear()
     for name in "ad":
-        kept.fetch(f"{web.url}/{name}")
+        downloads.fetch(f"{web.url}/{name}")
     assert web.asked == []
     assert len(list(tmp_path.iterdir())) == 3
-    kept.fetch(f"{web.url}/b")
+    downloads.fetch(f"{web.url}/b")
     assert web.asked == ["/b"]
 
 

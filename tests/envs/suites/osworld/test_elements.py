@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envs.contract.base import Observation
-from envs.suites.osworld.accessibility import told_of
+from envs.suites.osworld.accessibility import widgets_of
 from envs.tools.atspi_tree import elements_from, state_from
 
 SCREEN = Observation(b"", "image/png", 1920, 1080)
@@ -27,10 +27,10 @@ def tree(title: str, *, dialog: str = "") -> str:
 
 
 def test_widgets_of_the_guest_are_elements_on_its_screen() -> None:
-    found = {e.name or e.role: e for e in elements_from(told_of(tree("notes.txt")), SCREEN)}
-    assert found["Save"].box == (700, 30, 760, 50)
-    assert found["text"].box == (0, 60, 790, 460)
-    assert found["text"].actions == ("click", "type")
+    elements = {e.name or e.role: e for e in elements_from(widgets_of(tree("notes.txt")), SCREEN)}
+    assert elements["Save"].box == (700, 30, 760, 50)
+    assert elements["text"].box == (0, 60, 790, 460)
+    assert elements["text"].actions == ("click", "type")
 
 
 def test_a_title_is_no_other_state_and_a_dialog_is() -> None:
@@ -43,10 +43,10 @@ def test_a_title_is_no_other_state_and_a_dialog_is() -> None:
         states="modal",
     )
     notes, other, dialog = (
-        state_from(told_of(each), SCREEN)
+        state_from(widgets_of(each), SCREEN)
         for each in (tree("notes.txt"), tree("letter.txt"), tree("notes.txt", dialog=asks))
     )
     assert notes.id == other.id != dialog.id
     assert dialog.route == "gedit > gedit: Save As"
-    elements = elements_from(told_of(tree("notes.txt", dialog=asks)), SCREEN)
+    elements = elements_from(widgets_of(tree("notes.txt", dialog=asks)), SCREEN)
     assert [each.name for each in elements] == ["Cancel"]

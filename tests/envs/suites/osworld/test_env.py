@@ -45,7 +45,7 @@ def folder(tmp_path: Path, xguest: Any) -> Path:
     """Task files for the guest on Xvfb."""
     log = xguest.home / f"{tmp_path.name}.log"
     log.touch()
-    shown = {"command": ["python", "-c", "print(1)"], "stdout": "said.txt"}
+    step = {"command": ["python", "-c", "print(1)"], "stdout": "said.txt"}
     reads = {"type": "vm_command_line", "command": ["python", "-c", CLICKED, str(log)]}
     upload = tmp_path / "note.txt"
     upload.write_text("pears")
@@ -56,7 +56,7 @@ def folder(tmp_path: Path, xguest: Any) -> Path:
                 {"type": "upload_file", "parameters": {"files": [
                     {"local_path": str(upload), "path": str(xguest.home / "in" / "note.txt")}
                 ]}},
-                {"type": "execute", "parameters": shown},
+                {"type": "execute", "parameters": step},
                 {"type": "launch", "parameters": {
                     "command": ["python", str(HERE / "x_window.py"), str(log)]
                 }},
@@ -461,26 +461,26 @@ def test_the_pointer_of_a_guest_that_keeps_its_state_begins_in_the_middle(xguest
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
-        ({"restart": "true"}, "restart is of a guest that runs already"),
+        ({"restart": "true"}, "restart needs a guest that runs already"),
         ({"url": "http://host:5000", "restart": "  "}, "is blank"),
         ({"url": "http://host:5000", "restart": "a 'b"}, "No closing quotation"),
         ({"boots": 0}, "boots"),
     ],
 )
-def test_options_of_starts_are_checked(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(TaskError, match=said):
+def test_options_of_starts_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TaskError, match=message):
         make_env("osworld", **options)
 
 
 def test_a_restart_that_fails_is_told_with_its_last_line() -> None:
     address = Address("127.0.0.1", 9)
-    for command, said in (
+    for command, message in (
         ("sh -c 'echo no such service {port} >&2; exit 3'", "exit code 3: no such service 9"),
         ("/no/such/program", "No such file"),
     ):
-        with pytest.raises(EnvError, match=said):
+        with pytest.raises(EnvError, match=message):
             Restart(command, 30.0).run(address)
     with pytest.raises(EnvError, match=r"not done in 0\.05 s"):
         Restart("sleep 60", 0.05).run(address)

@@ -119,7 +119,7 @@ def evaluators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 @pytest.fixture
 def own(xguest: Any, tmp_path: Path) -> Iterator[Callable[..., tuple[OsworldSuite, OsworldEnv]]]:
     """Makes a suite of one task, `own/task`, with an environment; closes it in the end."""
-    made: list[OsworldEnv] = []
+    envs: list[OsworldEnv] = []
 
     def make(
         evaluator: Mapping[str, Any],
@@ -134,11 +134,11 @@ def own(xguest: Any, tmp_path: Path) -> Iterator[Callable[..., tuple[OsworldSuit
         (folder / "task.json").write_text(json.dumps({**task, "evaluator": evaluator}))
         suite = OsworldSuite(folder, name="own")
         given = {"url": xguest.url, "pause_s": 0, "evaluator_python": sys.executable}
-        made.append(suite.make_env(**given, downloads=str(tmp_path / "kept"), **options))
-        return suite, made[-1]
+        envs.append(suite.make_env(**given, downloads=str(tmp_path / "kept"), **options))
+        return suite, envs[-1]
 
     yield make
-    for env in made:
+    for env in envs:
         env.close()
 
 
@@ -241,8 +241,8 @@ def test_the_interpreter_may_be_named_relative_to_the_working_directory(
         env.close()
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_evaluators_of_a_checkout_run_in_it(own: Any, tmp_path: Path, named: bool) -> None:
+@pytest.mark.parametrize("is_named", [False, True])
+def test_evaluators_of_a_checkout_run_in_it(own: Any, tmp_path: Path, is_named: bool) -> None:
     checkout = tmp_path / "OSWorld"
     write_package(checkout)
     (checkout / "settings.yml").write_text("theirs")
@@ -251,8 +251,8 @@ def test_evaluators_of_a_checkout_run_in_it(own: Any, tmp_path: Path, named: boo
         "result": {"type": "here", "path": "settings.yml"},
         "options": {"text": "theirs"},
     }
-    folder = None if named else checkout / "evaluation_examples" / "examples"
-    options = {"checkout": str(checkout)} if named else {}
+    folder = None if is_named else checkout / "evaluation_examples" / "examples"
+    options = {"checkout": str(checkout)} if is_named else {}
     _, env = own(evaluator, folder=folder, **options)
     assert verdict(env).outcome == "pass"
 
@@ -268,11 +268,11 @@ def test_a_checkout_that_is_none_is_refused(own: Any, tmp_path: Path) -> None:
 def test_a_reference_is_fetched_once_for_all_episodes_of_all_environments(
     evaluators: Path, own: Any, web: Any, xguest: Any
 ) -> None:
-    done = xguest.home / "done.txt"
-    done.write_text("pears")
+    done_file = xguest.home / "done.txt"
+    done_file.write_text("pears")
     gold = cloud_file(f"{web.url}/whole")
     for _ in range(2):
-        _, env = own({"func": "alike", "result": vm_file(done), "expected": gold})
+        _, env = own({"func": "alike", "result": vm_file(done_file), "expected": gold})
         assert [verdict(env).outcome for _ in range(2)] == ["pass"] * 2
         web.files.clear()  # the web may go away
         env.close()
@@ -282,10 +282,10 @@ def test_a_reference_is_fetched_once_for_all_episodes_of_all_environments(
 def test_a_reference_is_there_when_the_episode_ends_whatever_the_web_and_other_slots_do(
     evaluators: Path, own: Any, web: Any, xguest: Any, tmp_path: Path
 ) -> None:
-    done = xguest.home / "done.txt"
-    done.write_text("pears")
+    done_file = xguest.home / "done.txt"
+    done_file.write_text("pears")
     gold = cloud_file(f"{web.url}/whole")
-    evaluator = {"func": "alike", "result": vm_file(done), "expected": gold}
+    evaluator = {"func": "alike", "result": vm_file(done_file), "expected": gold}
     _, env = own(evaluator, downloads_gb=0)  # nothing is kept for long
     env.reset(options={"task": "own/task"})
     web.files["/other"] = b"what another slot fetches"
@@ -335,20 +335,20 @@ def test_a_result_file_that_the_policy_deleted_is_a_failure(
         lost.mkdir()
     gold = cloud_file(f"{web.url}/whole")
     _, env = own({"func": func, "result": vm_file(lost), "expected": gold})
-    said = verdict(env)
-    assert said.outcome == "fail"
-    assert f"the guest has no file {lost}" in said.reason
+    outcome = verdict(env)
+    assert outcome.outcome == "fail"
+    assert f"the guest has no file {lost}" in outcome.reason
 
 
 def test_one_of_several_result_files_may_be_missing_only_if_the_metric_needs_it(
     evaluators: Path, own: Any, web: Any, xguest: Any
 ) -> None:
-    done = xguest.home / "done.txt"
-    done.write_text("pears")
+    done_file = xguest.home / "done.txt"
+    done_file.write_text("pears")
     result = {
         "type": "vm_file",
         "multi": True,
-        "path": [str(done), str(xguest.home / "no-such.csv")],
+        "path": [str(done_file), str(xguest.home / "no-such.csv")],
         "dest": ["a", "b"],
     }
     gold = cloud_file(f"{web.url}/whole")
@@ -356,8 +356,8 @@ def test_one_of_several_result_files_may_be_missing_only_if_the_metric_needs_it(
     assert verdict(env).outcome == "pass"
     env.close()
     _, env = own({"func": "both", "result": {**result, "gives": [0, 1]}, "expected": gold})
-    said = verdict(env)
-    assert (said.outcome, "no-such.csv" in said.reason) == ("fail", True)
+    outcome = verdict(env)
+    assert (outcome.outcome, "no-such.csv" in outcome.reason) == ("fail", True)
 
 
 def test_the_output_of_a_command_that_the_guest_refused_is_a_failure(
@@ -370,8 +370,8 @@ def test_the_output_of_a_command_that_the_guest_refused_is_a_failure(
         "postconfig": [{"type": "execute", "parameters": saved}],
     }
     _, env = own(evaluator)
-    said = verdict(env)
-    assert (said.outcome, "said.out" in said.reason) == ("fail", True)
+    outcome = verdict(env)
+    assert (outcome.outcome, "said.out" in outcome.reason) == ("fail", True)
 
 
 @pytest.mark.parametrize(

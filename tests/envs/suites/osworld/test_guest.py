@@ -152,12 +152,12 @@ def test_an_endless_answer_is_cut(odd: Odd, guest: Guest, monkeypatch: pytest.Mo
 def test_a_refused_connection_is_told_as_such_at_once(host: str, why: str) -> None:
     guest = Guest(Address(host, 9), deadline_s=130.0)
     for call in (lambda: guest.execute(["ls"]), lambda: guest.wait_ready(30.0)):
-        begun = time.monotonic()
+        began = time.monotonic()
         with pytest.raises(UnreachableError, match="no server answers there") as refused:
             call()
         assert why in str(refused.value)
         assert "no answer in" not in str(refused.value)
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - began < 20
     guest.close()
 
 
@@ -214,10 +214,10 @@ def test_the_guest_on_xvfb_serves_every_route(xguest: Any) -> None:
     assert not guest.has_file(path + "x")
     tree = guest.list_directory(str(xguest.home / "new folder"))
     assert [each["name"] for each in tree["children"]] == ["näme; $(x) & 'y'.bin"]
-    done = guest.execute(
+    result = guest.execute(
         ["python", "-c", "import sys; print(sys.argv[1:]); sys.exit(3)", "a b", "$x"]
     )
-    assert (done.output, done.error, done.returncode) == ("['a b', '$x']\n", "", 3)
+    assert (result.output, result.error, result.returncode) == ("['a b', '$x']\n", "", 3)
     assert guest.execute("echo $((1 + 1))", shell=True).output == "2\n"
     with pytest.raises(RefusalError, match="no-such-program"):
         guest.execute(["no-such-program"])
@@ -232,10 +232,10 @@ def test_a_display_that_takes_no_more_clients_is_told_with_its_cure(
     try:
         with pytest.raises(DisplayFullError, match="-maxclients 2048"):
             all(guest.screenshot() for _ in range(64))
-        begun = time.monotonic()
+        began = time.monotonic()
         with pytest.raises(DisplayFullError):
             guest.wait_ready(30.0)
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - began < 20
     finally:
         guest.close()
         leaking.end()

@@ -46,12 +46,12 @@ HOSTILE = [
 def keysyms(events: list[list[Any]]) -> str:
     """What the key events of a window spell."""
     symbols = [event[1] for event in events if event[0] == "key"]
-    written = [
+    rows = [
         "\n" if symbol == 0xFF0D else "\t" if symbol == 0xFF09 else chr(symbol & 0xFFFFFF)
         for symbol in symbols
         if symbol not in (0xFFE1, 0xFFE3)
     ]
-    return "".join(written)
+    return "".join(rows)
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ def act(xguest: Any) -> Any:
 
     def perform(action: Action) -> None:
         for command in writer.commands_of(action, SIZE):
-            done = guest.execute(command, deadline_s=60)
-            assert (done.returncode, done.error) == (0, "")
+            result = guest.execute(command, deadline_s=60)
+            assert (result.returncode, result.error) == (0, "")
 
     yield perform
     guest.close()
@@ -70,8 +70,8 @@ def act(xguest: Any) -> Any:
 def test_clicks_arrive_where_they_are_aimed_and_with_their_button(window: Any, act: Any) -> None:
     for button, number in (("left", 1), ("middle", 2), ("right", 3)):
         act(Click(x=120, y=60, button=button))
-        seen = window.wait_for(lambda events: any(each[0] == "release" for each in events))
-        assert [each for each in seen if each[0] == "button"] == [["button", 120, 60, number]]
+        events = window.wait_for(lambda events: any(each[0] == "release" for each in events))
+        assert [each for each in events if each[0] == "button"] == [["button", 120, 60, number]]
 
 
 def test_a_double_click_is_two_presses(window: Any, act: Any) -> None:
@@ -86,8 +86,8 @@ def test_a_triple_click_is_three_presses(window: Any, act: Any) -> None:
 
 def test_a_click_holds_its_modifiers(window: Any, act: Any) -> None:
     act(Click(x=30, y=30, modifiers=("ctrl", "shift")))
-    seen = window.wait_for(lambda events: sum(each[0] == "keyup" for each in events) == 2)
-    assert [each for each in seen if each[0] != "move"] == [
+    events = window.wait_for(lambda events: sum(each[0] == "keyup" for each in events) == 2)
+    assert [each for each in events if each[0] != "move"] == [
         ["key", CTRL, 0],
         ["key", SHIFT, 4],
         ["held", 5],
@@ -108,8 +108,8 @@ def test_a_key_stays_down_for_the_actions_that_follow(window: Any, act: Any) -> 
         Click(x=50, y=30),
     ):
         act(action)
-    seen = window.wait_for(lambda events: ["release", 50, 30, 1] in events)
-    assert [each for each in seen if each[0] in ("held", "button", "keyup")] == [
+    events = window.wait_for(lambda events: ["release", 50, 30, 1] in events)
+    assert [each for each in events if each[0] in ("held", "button", "keyup")] == [
         *(["held", 4], ["button", 30, 30, 1], ["keyup", ord("a")]),
         *(["held", 4], ["button", 40, 30, 1], ["keyup", CTRL]),
         ["button", 50, 30, 1],
@@ -123,18 +123,18 @@ def test_a_button_is_held_from_its_press_to_its_release(window: Any, act: Any) -
         MouseUp(button="right"),
     ):
         act(action)
-    seen = window.wait_for(lambda events: any(each[0] == "release" for each in events))
-    kinds = [each[0] for each in seen]
-    held = seen[kinds.index("button") :]
-    assert (held[0], held[-1]) == (["button", 20, 20, 3], ["release", 80, 20, 3])
+    events = window.wait_for(lambda events: any(each[0] == "release" for each in events))
+    kinds = [each[0] for each in events]
+    chord = events[kinds.index("button") :]
+    assert (chord[0], chord[-1]) == (["button", 20, 20, 3], ["release", 80, 20, 3])
     assert kinds.count("move") > 10
 
 
 def test_a_drag_with_another_button_holds_that_one(window: Any, act: Any) -> None:
     act(Drag(path=[(20, 20), (80, 20)], button="middle"))
-    seen = window.wait_for(lambda events: any(each[0] == "release" for each in events))
-    assert ["button", 20, 20, 2] in seen
-    assert seen[-1] == ["release", 80, 20, 2]
+    events = window.wait_for(lambda events: any(each[0] == "release" for each in events))
+    assert ["button", 20, 20, 2] in events
+    assert events[-1] == ["release", 80, 20, 2]
 
 
 def test_everything_that_is_down_is_released(window: Any, act: Any, xguest: Any) -> None:
@@ -144,52 +144,52 @@ def test_everything_that_is_down_is_released(window: Any, act: Any, xguest: Any)
     guest = Guest(read_address(xguest.url))
     assert guest.execute(RELEASE, deadline_s=60).returncode == 0
     guest.close()
-    seen = window.wait_for(lambda events: sum(each[0] == "keyup" for each in events) >= 2)
-    assert ["release", 20, 20, 1] in seen
-    assert {each[1] for each in seen if each[0] == "keyup"} == {SHIFT, ord("a")}
+    events = window.wait_for(lambda events: sum(each[0] == "keyup" for each in events) >= 2)
+    assert ["release", 20, 20, 1] in events
+    assert {each[1] for each in events if each[0] == "keyup"} == {SHIFT, ord("a")}
 
 
 def test_a_drag_holds_the_button_along_its_path(window: Any, act: Any) -> None:
     act(Drag(path=[(20, 20), (80, 20), (80, 200)]))
-    seen = window.wait_for(lambda events: any(each[0] == "release" for each in events))
-    kinds = [each[0] for each in seen]
-    held = seen[kinds.index("button") : kinds.index("release")]
-    assert ["move", 80, 20] in held
-    assert len(held) > 10
-    assert seen[-1] == ["release", 80, 200, 1]
+    events = window.wait_for(lambda events: any(each[0] == "release" for each in events))
+    kinds = [each[0] for each in events]
+    chord = events[kinds.index("button") : kinds.index("release")]
+    assert ["move", 80, 20] in chord
+    assert len(chord) > 10
+    assert events[-1] == ["release", 80, 200, 1]
 
 
 def test_the_wheel_turns_as_many_notches_as_given(window: Any, act: Any) -> None:
     act(Scroll(x=50, y=50, dy=3))
     act(Scroll(x=50, y=50, dy=-1, dx=2))
-    seen = window.wait_for(lambda events: sum(each[0] == "release" for each in events) == 6)
-    assert [each[3] for each in seen if each[0] == "button"] == [5, 5, 5, 4, 7, 7]
+    events = window.wait_for(lambda events: sum(each[0] == "release" for each in events) == 6)
+    assert [each[3] for each in events if each[0] == "button"] == [5, 5, 5, 4, 7, 7]
 
 
 def test_a_move_hovers(window: Any, act: Any) -> None:
     act(Move(x=33, y=44))
-    seen = window.wait_for(lambda events: ["move", 33, 44] in events)
-    assert all(each[0] == "move" for each in seen)
+    events = window.wait_for(lambda events: ["move", 33, 44] in events)
+    assert all(each[0] == "move" for each in events)
 
 
 def test_a_chord_holds_its_modifiers(window: Any, act: Any) -> None:
     act(KeyPress(keys=["ctrl", "shift", "s"]))
-    seen = window.wait_for(lambda events: sum(each[0] == "key" for each in events) == 3)
-    assert [each[2] & 5 for each in seen if each[0] == "key"] == [0, 4, 5]
+    events = window.wait_for(lambda events: sum(each[0] == "key" for each in events) == 3)
+    assert [each[2] & 5 for each in events if each[0] == "key"] == [0, 4, 5]
 
 
 def test_a_chord_with_an_unknown_key_does_nothing(window: Any, act: Any) -> None:
     act(KeyPress(keys=["ctrl", "any_key"]))
     act(KeyPress(keys=["enter"]))
-    seen = window.wait_for(lambda events: bool([each for each in events if each[0] == "key"]))
-    assert keysyms(seen) == "\n"
+    events = window.wait_for(lambda events: bool([each for each in events if each[0] == "key"]))
+    assert keysyms(events) == "\n"
 
 
 @pytest.mark.parametrize("text", ["aZ 09 <>~\"|'\\@#\n\tend", "naïve — 北京 Привет €", *HOSTILE])
 def test_text_arrives_unchanged(window: Any, act: Any, xguest: Any, text: str) -> None:
     act(Type(text=text))
-    seen = window.wait_for(lambda events: len(keysyms(events)) >= len(text))
-    assert keysyms(seen) == text
+    events = window.wait_for(lambda events: len(keysyms(events)) >= len(text))
+    assert keysyms(events) == text
     assert not (xguest.home / "owned").exists()
 
 

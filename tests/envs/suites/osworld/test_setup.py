@@ -66,17 +66,17 @@ def test_a_command_that_runs_until_something_holds_outlasts_refusals(
     xguest: Any, tmp_path: Path, context: EpisodeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(setup, "AGAIN_S", 0)
-    guest, asked = Guest(read_address(xguest.url)), []
+    guest, commands = Guest(read_address(xguest.url)), []
     execute = guest.execute
 
     def refused(*command: Any, **how: Any) -> Any:
-        asked.append(command)
-        if len(asked) < 3:
+        commands.append(command)
+        if len(commands) < 3:
             raise RefusalError("busy")
         return execute(*command, **how)
 
     monkeypatch.setattr(guest, "execute", refused)
     step = SetupStep("execute", {"command": ["true"], "until": {"returncode": 0}})
     prepare([step], guest, context)
-    assert len(asked) == 3
+    assert len(commands) == 3
     guest.close()
