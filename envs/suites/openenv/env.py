@@ -186,7 +186,7 @@ class OpenenvEnv:
             return reply.pixels.observation(at(reply.observation, paths.shape), where)
         if value is None:
             why = at(reply.observation, paths.error) or at(reply.observation, paths.failed)
-            reason = f": {shown(str(why))}" if why else ""
+            reason = f": {excerpt(str(why))}" if why else ""
             advice = f"; {paths.no_screenshot}" if paths.no_screenshot else ""
             raise EnvError(f"{where}: the server sent no screenshot{reason}{advice}")
         if paths.encoding == "list":
@@ -198,7 +198,7 @@ class OpenenvEnv:
         refused = self._profile.refused
         failed = at(reply.observation, self._profile.observation.failed)
         if refused is not None and failed and action.kind in refused.actions:
-            reason = f": {shown(failed)}" if isinstance(failed, str) else ""
+            reason = f": {excerpt(failed)}" if isinstance(failed, str) else ""
             raise EnvError(f"the server refuses the action {action.kind}{reason}; {refused.cure}")
 
     def _leave(self) -> None:

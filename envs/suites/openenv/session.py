@@ -165,15 +165,17 @@ class Session:
         try:
             message = json.loads(raw if pixels is None else pixels.rest)
         except (ValueError, RecursionError):
-            excerpt = shown(raw[:400].decode("utf-8", "replace"))
-            raise EnvError(f"{self._where(kind)}: no JSON: {excerpt}") from None
+            text = excerpt(raw[:400].decode("utf-8", "replace"))
+            raise EnvError(f"{self._where(kind)}: no JSON: {text}") from None
         type_, data = _parts(message)
         if type_ == "error":
             raise self._error(kind, data)
         observation, reward, is_done = (data.get(key) for key in ("observation", "reward", "done"))
         is_observation = type_ == "observation" and isinstance(observation, dict)
         if not is_observation or not isinstance(is_done, bool):
-            raise EnvError(f"{self._where(kind)}: no observation, but {shown(json.dumps(message))}")
+            raise EnvError(
+                f"{self._where(kind)}: no observation, but {excerpt(json.dumps(message))}"
+            )
         if isinstance(reward, bool | int):
             reward = float(reward)
         if reward is not None and not (isinstance(reward, float) and abs(reward) < float("inf")):
@@ -193,7 +195,7 @@ class Session:
             text = f"{text}: {where}: {first.get('msg')}"
         fix = f"; {_FIXES[code]}" if code in _FIXES else ""
         error = CapacityError if code == "CAPACITY_REACHED" else EnvError
-        return error(f"{self._where(kind)}: {code}: {shown(text)}{fix}")
+        return error(f"{self._where(kind)}: {code}: {excerpt(text)}{fix}")
 
 
 def import_websockets() -> ModuleType:

@@ -148,7 +148,7 @@ class JsonClient:
             value = json.loads(answer)
         if status != 200:
             detail = value.get("detail") if isinstance(value, dict) else None
-            text = shown(str(detail) if detail else answer.decode("utf-8", "replace"))
+            text = excerpt(str(detail) if detail else answer.decode("utf-8", "replace"))
             raise RefusedError(f"{where} answers {status}: {text}", status, text)
         if not isinstance(value, dict):
             raise EnvError(
