@@ -17,7 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dart_cli.config.old_keys import OLD_KEYS
 from dart_cli.config.schema import section_types
 
 PAGE = "docs/your-words.md"
@@ -71,8 +70,6 @@ def unknown(key: str, value: object) -> str:
     """Return the sentence for a key of no section, or for a section that there is not, with its `value`."""
     sections = section_types()
     section, name = _parts(key)
-    if key in OLD_KEYS:
-        return f"{key} is gone; {OLD_KEYS[key]}"
     if word := _word(key):
         return f"unknown key {key}; {word.answer}"
     if name:

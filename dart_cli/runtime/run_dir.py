@@ -35,7 +35,6 @@ from pydantic import ValidationError
 from bus.endpoints import disk_full
 from bus.errors import ConfigError, DartError, DiskError, RunDirectoryError
 from dart_cli.config.adapters import adapter_change
-from dart_cli.config.old_keys import without_old
 from dart_cli.config.readers import Settings, row_of, values
 from dart_cli.config.schema import Config
 from dart_cli.config.values import shown
@@ -366,9 +365,8 @@ def read_used(run_dir: Path) -> Used:
     path = run_dir / _CONFIG
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        tree = without_old(stored) if isinstance(stored, dict) else stored
-        processes = tree.pop(PROCESSES, {}) if isinstance(tree, dict) else {}
-        config = Config.model_validate_json(json.dumps(tree))
+        processes = stored.pop(PROCESSES, {}) if isinstance(stored, dict) else {}
+        config = Config.model_validate_json(json.dumps(stored))
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is of another version"
         raise RunDirectoryError(
