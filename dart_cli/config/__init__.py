@@ -3,7 +3,7 @@
 schema        the sections and keys, their types, ranges and texts
 load          reading a TOML file and `--set` overrides; errors with suggestions
 values        values as text: of the command line, of TOML, of a message
-unknown_keys  what errors say of a key that is none; the words of other tools (your_words.toml)
+unknown_keys  what errors say of a key that is none; the words of other tools (other_tools.toml)
 readers       which process reads which key, and what two processes have different
 rules         what no single key shows: combinations, places, tasks, model, devices
 devices       which GPUs each process uses, and which engines can be had here

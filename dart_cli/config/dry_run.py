@@ -19,7 +19,7 @@ from dart_cli.config.learning_rate import rate_origin
 from dart_cli.config.model_folder import BUILTIN, model_folder, read_json
 from dart_cli.config.rules import value_of
 from dart_cli.config.rules.check import unread
-from dart_cli.config.schema import Config, inner_section, section_types
+from dart_cli.config.schema import OVER_PROVISION, Config, inner_section, section_types
 from dart_cli.config.task_split import composed_tasks, training_tasks
 from dart_cli.config.values import shown
 
@@ -130,7 +130,7 @@ def _groups_in_flight(config: Config) -> int:
     if data.scheduling == "batch":
         bounds.append(data.groups_per_batch)
     if data.scheduling in ("april", "oversample"):
-        bounds.append(ceil(round(data.over_provision * data.groups_per_batch, 9)))
+        bounds.append(OVER_PROVISION * data.groups_per_batch)
     return min(bounds)
 
 

@@ -71,7 +71,6 @@ ROWS = (
     Row("model.adapters", ("train", "rollout")),  # workers serve what the trainer publishes
     Row("policy", ("rollout",), equal=_PROMPTS),
     *(Row(f"policy.{key}", ("rollout", *_PLAY), equal=_PROMPTS) for key in _HISTORY),
-    Row("policy.history_texts", _PLAY, equal=_PROMPTS),
     Row("policy.pointing", ("rollout", "data", "train"), equal=_PROMPTS),
     Row("env", ("env",)),
     Row(

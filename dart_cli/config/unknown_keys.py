@@ -3,7 +3,7 @@
 unknown        the whole sentence: an old key, another tool's word, or the nearest name
 where_is       the same for a name without its section
 did_you_mean   `; did you mean X?` for the nearest of some names
-WORDS          what users of other tools write (your_words.toml); docs/your-words.md shows it
+WORDS          what users of other tools write (other_tools.toml); docs/your-words.md shows it
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Word:
 
 
 def _words() -> tuple[Word, ...]:
-    tree = tomllib.loads((Path(__file__).parent / "your_words.toml").read_text(encoding="utf-8"))
+    tree = tomllib.loads((Path(__file__).parent / "other_tools.toml").read_text(encoding="utf-8"))
     rows: list[dict[str, Any]] = tree["word"]
     return tuple(
         Word(**row | {"theirs": tuple(row["theirs"]), "ours": tuple(row.get("ours", ()))})

@@ -30,7 +30,7 @@ from dart_cli.algo.task_sampling import (
     frontier_weights,
     uniform_weights,
 )
-from dart_cli.config.schema import TRAIN_SEEDS, Config
+from dart_cli.config.schema import OVER_PROVISION, TRAIN_SEEDS, Config
 from dart_cli.data.groups import Group, GroupTable
 from envs.contract.base import Task
 from envs.contract.own_code import did_you_mean
@@ -234,9 +234,8 @@ class April(Scheduler):
     """
 
     def _bounds(self, seen: Situation) -> list[tuple[int, str]]:
-        data = self._data
-        most = ceil(round(data.over_provision * data.groups_per_batch, 9))  # 1.1 x 10 is 11
-        why = f"data.over_provision = {data.over_provision:g} lets {most} groups play"
+        most = OVER_PROVISION * self._data.groups_per_batch
+        why = f'data.scheduling = "{self._data.scheduling}" lets {most} groups play'
         return [*super()._bounds(seen), (most, why)]
 
 

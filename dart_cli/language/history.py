@@ -75,10 +75,15 @@ class History:
         return turn.model_copy(update=lost) if lost else turn
 
 
+HISTORY_TEXTS = 1
+"""Screens whose texts (`env.observe`) are in a prompt: the current one alone. An accessibility tree may have 8000
+characters, more than the screenshot beside it has tokens, and it lists anew what has not changed."""
+
+
 def history_of(policy: PolicyConfig) -> History:
     """Return the history of a configuration whose [policy] has no mistake (config/rules/policy.py)."""
     most = policy.history_images_most
-    return History(policy.history_images, policy.history_turns, policy.history_texts, most)
+    return History(policy.history_images, policy.history_turns, HISTORY_TEXTS, most)
 
 
 PREVIOUS = "{previous}"

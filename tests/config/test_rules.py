@@ -79,12 +79,6 @@ CASES = [
         "suite mini gives no 'accessibility'; it gives screenshots alone",
     ),
     Case(
-        "texts without turns",
-        "[policy]\nhistory_texts = 3\n",
-        "policy.history_texts",
-        "set policy.history_turns >= 2",
-    ),
-    Case(
         "misspelt action parser",
         '[policy]\naction_parser = "uitar"\n',
         "policy.action_parser",

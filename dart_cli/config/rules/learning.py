@@ -195,9 +195,4 @@ TUNE = Table(
 READERS = (
     Reader("data.advantage by trackers", _by_tracker, ("data.tracker_margin",)),
     Reader('train.critic = "gae"', lambda c: c.train.critic == "gae", ("train.gae_lambda",)),
-    Reader(
-        'data.scheduling = "april" or "oversample"',
-        lambda c: c.data.scheduling in ("april", "oversample"),
-        ("data.over_provision",),
-    ),
 )

@@ -114,14 +114,6 @@ POLICY = Table(
             "{policy.history_turns} turns; set policy.history_turns >= {found}",
         ),
         Rule(
-            "policy.history_texts",
-            lambda c: (
-                c.policy.history_texts - 1 > c.policy.history_turns and c.policy.history_texts - 1
-            ),
-            "= {value} shows texts of {found} past screens but policy.history_turns keeps "
-            "{policy.history_turns} turns; set policy.history_turns >= {found}",
-        ),
-        Rule(
             "policy.part_order",
             lambda c: (
                 c.policy.part_order == "image_first"
