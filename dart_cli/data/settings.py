@@ -20,9 +20,9 @@ from pydantic import ValidationError
 
 from bus.errors import ConfigError, ProtocolError, RunDirectoryError
 from bus.messages import JoinReply, JoinRequest
-from dart_cli.config.readers import Row, Settings, differences, is_given, row_of
+from dart_cli.config.readers import Row, Settings, differences, is_overridden, row_of
 from dart_cli.config.schema import Config
-from dart_cli.config.values import shown
+from dart_cli.config.values import short_value
 from dart_cli.runtime.run_dir import cannot_write, read_used, save_used, with_processes
 
 log = logging.getLogger(__name__)
@@ -85,8 +85,8 @@ class RunSettings:
 
     def _is_superseded(self, request: JoinRequest, key: str) -> bool:
         """Return True where a process does not read what its file says, and dart data had a --set for it."""
-        is_set = is_given(key, request.given)
-        return not (_reads(request, key) or is_set) and is_given(key, self._given)
+        is_set = is_overridden(key, request.given)
+        return not (_reads(request, key) or is_set) and is_overridden(key, self._given)
 
     # --- what is refused --------------------------------------------------------------------
 
@@ -147,8 +147,8 @@ class RunSettings:
         row = row_of(key)
         here, there = theirs.value(key), self._own.value(key)
         says = (
-            f"{request.worker} was started {f'without {key}' if here is None else f'with {key} = {shown(here)}'}, "
-            f"dart data {'without it' if there is None else f'with {shown(there)}'}"
+            f"{request.worker} was started {f'without {key}' if here is None else f'with {key} = {short_value(here)}'}, "
+            f"dart data {'without it' if there is None else f'with {short_value(there)}'}"
         )
         if not _reads(request, key):
             return f"{says}; dart {request.role} does not read it, dart {row.readers[0]} does"
@@ -195,7 +195,7 @@ class RunSettings:
 
 
 def _shown(value: Any) -> str:
-    return "nothing" if value is None else shown(value)
+    return "nothing" if value is None else short_value(value)
 
 
 def _of_earlier_start(run_dir: Path) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dart_cli.config.devices import VISIBLE, gpus_per_worker, shared_out
+from dart_cli.config.devices import VISIBLE, divide_gpus, gpus_per_worker
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import Config
 from dart_cli.doctor.findings import error, warning
@@ -229,7 +229,7 @@ def _apart_hint(plan: Plan, config: Config, room: Room) -> str:
 def lies_on(plan: Plan, config: Config, gpus: int) -> list[tuple[str, list[int], int]]:
     """Return (process, its GPUs by the numbers of [up], bytes of each) of a whole run on a host with `gpus`."""
     found: list[tuple[str, list[int], int]] = []
-    train, listed = shared_out(config, gpus)
+    train, listed = divide_gpus(config, gpus)
     if plan.trainer is not None and config.train.device != "cpu":
         numbered = int(config.train.device.partition(":")[2] or 0)
         own = train or list(range(numbered, numbered + config.train.ranks))

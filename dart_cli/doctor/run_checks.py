@@ -23,7 +23,7 @@ from pathlib import Path
 from bus.errors import ConfigError, DartError, ModelError
 from dart_cli.config.architecture import shape_of
 from dart_cli.config.endpoints import weights_dir
-from dart_cli.config.families import FAMILIES, NONE, origins, recognise, told, with_family
+from dart_cli.config.families import FAMILIES, NONE, origin_line, origins, recognise, with_family
 from dart_cli.config.learning_rate import rate_origin
 from dart_cli.config.model_folder import (
     BUILTIN,
@@ -311,7 +311,7 @@ def family(config: Config, *, of_model: bool = False) -> Iterator[Finding]:
         text = f"no engine here loads model_type {' or '.join(its.model_types)}: action parser and prompt only"
         yield warning("family", text, f"to train a model: {CLASSES_CURE}")
     for each in origins(config):
-        yield ok(f"policy.{each.key}", told(each))
+        yield ok(f"policy.{each.key}", origin_line(each))
 
 
 def values(config: Config) -> Iterator[Finding]:

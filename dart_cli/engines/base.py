@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from bus.messages import ActRequest, Completion, PointerMap, SampledTokens, Sampling
-from dart_cli.config.devices import made_by_own
+from dart_cli.config.devices import make_own
 from dart_cli.config.schema import Config
 from dart_cli.policy.weight_set import WeightSet
 from dart_cli.runtime.waits import PhaseTimer, as_gauges
@@ -154,7 +154,7 @@ class EngineMaker(Protocol):
 
 def load_own_engine(config: Config) -> Model:
     """Return the engine of a user's own that `rollout.engine` names. Raises ConfigError."""
-    return made_by_own("rollout.engine", config.rollout.engine, config, Model)
+    return make_own("rollout.engine", config.rollout.engine, config, Model)
 
 
 class LoadMeter:

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from bus.endpoints import make_private_dir
 from bus.errors import ConfigError, EnvError, UserError
-from dart_cli.config.devices import absent, gpus_here, gpus_of, gpus_per_worker, shared_out
+from dart_cli.config.devices import divide_gpus, gpus_here, gpus_of, gpus_per_worker, gpus_problem
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.evaluation import EvalOptions
 from dart_cli.evaluation.episodes import (
@@ -174,7 +174,7 @@ def _checked(config: Config, options: EvalOptions) -> Part:
 
 def _refuse_workers(config: Config, workers: int) -> None:
     """Raise ConfigError where there are GPUs for some of the workers only."""
-    _, gpus = shared_out(config, gpus_here())
+    _, gpus = divide_gpus(config, gpus_here())
     each = gpus_per_worker(config)
     if gpus and workers * each > len(gpus):
         have = len(gpus) // each
@@ -183,7 +183,7 @@ def _refuse_workers(config: Config, workers: int) -> None:
         raise ConfigError(
             f"--workers {workers}: {whose} GPUs for {have}; name more of them by up.rollout_gpus, or --workers {have}"
         )
-    if workers > 1 and (problem := absent(gpus[: workers * each])):
+    if workers > 1 and (problem := gpus_problem(gpus[: workers * each])):
         raise ConfigError(f"--workers {workers}: up.rollout_gpus = {gpus} {problem}")
 
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from bus.errors import EngineError, EnvError, UserError, first_line
 from bus.messages import Judgement
-from dart_cli.config.rules import found_in
+from dart_cli.config.rules import broken_rules
 from dart_cli.config.rules.policy import JUDGE
 from dart_cli.config.schema import Config, EnvConfig, JudgeConfig
 from dart_cli.data.store.open import open_store
@@ -90,7 +90,7 @@ def _judge(store: Store, options: JudgeOptions) -> Judge:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise UserError(f"env.judge.{key}: {first['msg']}") from None
-    for found in found_in(JUDGE, Config(env=EnvConfig(judge=config))):
+    for found in broken_rules(JUDGE, Config(env=EnvConfig(judge=config))):
         raise UserError(str(found))
     return Judge(config, options.limits)
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from dart_cli.config.values import shown
+from dart_cli.config.values import short_value
 from dart_cli.rehearsal.findings import Seen
 from dart_cli.rehearsal.plan import Rehearsal
 from dart_cli.rehearsal.stages import (
@@ -82,7 +82,7 @@ def _rehearsed(plan: Rehearsal) -> Iterator[Part]:
     def part(name: str, *keys: str, told: str = "") -> Part:
         found = [each for key in keys if (each := plan.changed(key))]
         by = ", ".join(
-            f"{c.key} {shown(c.rehearsed)} for {shown(c.written)}{f' ({c.why})' if c.why else ''}"
+            f"{c.key} {short_value(c.rehearsed)} for {short_value(c.written)}{f' ({c.why})' if c.why else ''}"
             for c in found
         )
         return Part(name, "stood_in" if found else "configured", by or told)

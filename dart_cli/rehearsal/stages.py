@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bus.errors import DartError, RunDirectoryError, StoreError
 from dart_cli.config.schema import Config
-from dart_cli.config.values import shown
+from dart_cli.config.values import short_value
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.reader import Reader
 from dart_cli.rehearsal.budget import (
@@ -205,7 +205,7 @@ class Player:
         self.plan.reduce(level.values, LACK)
         self.config = self.plan.config
         (width, height), whole_s = level.screen, costs.of(config, level)
-        reduced = [f"{key} = {shown(value)}" for key, value in level.values.items()]
+        reduced = [f"{key} = {short_value(value)}" for key, value in level.values.items()]
         self.chosen = (
             f"a pass over the longest prompt, of {level.images} screens of {width}x{height}, takes "
             f"{pass_s(level):.1f} s here, and a process {start_s:.0f} s to start: so the run takes about "

@@ -16,7 +16,7 @@ from pathlib import Path
 from bus.errors import ConfigError, DartError
 from dart_cli.config.devices import gpu_names, gpus_per_worker
 from dart_cli.config.load import Source, load_config
-from dart_cli.config.rules import found_in
+from dart_cli.config.rules import broken_rules
 from dart_cli.config.rules.machine import GPUS, OF_UP
 from dart_cli.config.schema import Config
 
@@ -68,7 +68,7 @@ def place(path: Path, overrides: list[str], train: str = "", rollout: str = "") 
         given += [f"up.rollout_gpus=[{rollout}]", f"up.rollouts={workers}"]
     overrides = [*overrides, *given]
     config = load_config(path, overrides)
-    for found in (*found_in(GPUS, config), *found_in(OF_UP, config)):
+    for found in (*broken_rules(GPUS, config), *broken_rules(OF_UP, config)):
         raise ConfigError(f"{found} {Source(path, tuple(overrides)).cite(found.subject)}")
     return placement(config)
 

@@ -37,7 +37,7 @@ from bus.errors import ConfigError, DartError, DiskError, RunDirectoryError
 from dart_cli.config.adapters import adapter_change
 from dart_cli.config.readers import Settings, row_of, values
 from dart_cli.config.schema import Config
-from dart_cli.config.values import shown
+from dart_cli.config.values import short_value
 from dart_cli.runtime.liveness import ENDED, KILLED, start_ticks
 from dart_cli.runtime.work_folder import write_whole
 
@@ -316,7 +316,7 @@ def _log_changes(before: Config, now: Config, but: Collection[str]) -> None:
         if key not in but and was[key] != value:
             logger.warning(
                 "%s was %s at the run's last start, is %s now",
-                *(key, shown(was[key]), shown(value)),
+                *(key, short_value(was[key]), short_value(value)),
             )
 
 
@@ -330,7 +330,7 @@ def refuse_another_run(now: Config) -> None:
     last = read_run(now.run.dir)
     before, after = Settings.of(last), Settings.of(now)
     for key in IDENTITY:
-        if not after.is_as(before, key):
+        if not after.agrees(before, key):
             raise ConfigError(
                 f"{key} = {after.value(key)!r}, but the run in {now.run.dir} was started with "
                 f"{before.value(key)!r}; set it "

@@ -65,7 +65,7 @@ from bus.messages import (
 from bus.pubsub import Publisher
 from bus.requests import Requester
 from dart_cli.config import endpoints
-from dart_cli.config.devices import made_by_own
+from dart_cli.config.devices import make_own
 from dart_cli.config.schema import Config
 from dart_cli.runtime.background import StopRequested, background, unless_stopped
 from dart_cli.runtime.joining import WHAT as JOINING
@@ -503,7 +503,7 @@ def identity_of(config: Config) -> str:
 def make_learner(config: Config) -> Learner:
     """Return the learner that a configuration asks for, its model loaded. Raises ModelError, ConfigError."""
     if config.train.learner != "torch":
-        return made_by_own("train.learner", config.train.learner, config, Learner)  # type: ignore[type-abstract]
+        return make_own("train.learner", config.train.learner, config, Learner)  # type: ignore[type-abstract]
     from dart_cli.train.learner import PolicyLearner
     from dart_cli.train.trained_policy import TrainModel
 

@@ -63,7 +63,7 @@ def test_the_dry_run_shows_how_many_ports_a_run_over_tcp_takes() -> None:
     config = Config.model_validate({"bus": {"host": "127.0.0.1", "port": 7800}})
     ports = {int(each.rpartition(":")[2]) for each in run_endpoints(config).overrides.values()}
     assert ports == {7800, 7801, 7802, 7803}
-    data = "data at tcp://127.0.0.1:7800 and the two ports above"
+    data = "data service at tcp://127.0.0.1:7800 and the two ports above"
     assert dict(describe(config))["bus"] == f"{data} (loopback, no keys)"
     broadcast = config.model_copy(update={"weights": WeightsConfig(channel="gloo")})
     assert dict(describe(broadcast))["bus"].startswith(f"{data}, the trainer at the third (")

@@ -3,8 +3,8 @@
     Config         all sections; the text below a field has its meaning, unit and range
     section_types  the class of each section, by name
 
-`dart init --full` writes the field texts as comments, and docs/config.md has them as tables. load.py reads a TOML file
-into a Config; rules/ checks what no single field can show.
+`dart init --full` writes the field texts as comments, and docs/config.md has them as tables. load.py reads a
+TOML file into a Config; rules/ checks what no single field can show.
 
 Each module has the sections of its name. Import them from here:
 
@@ -113,7 +113,7 @@ def section_types() -> dict[str, type[Section]]:
 
 
 def inner_section(annotation: Any) -> type[Section] | None:
-    """Return the class of the section that a field of this type may hold; None for a field of a plain value."""
+    """Return the class of the section that a field may hold; None for a field of a plain value."""
     for kind in get_args(annotation):
         if isinstance(kind, type) and issubclass(kind, Section):
             return kind

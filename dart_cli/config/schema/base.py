@@ -15,7 +15,10 @@ _AnyPath = TypeVar("_AnyPath", str, Path)
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen and strict, without unknown keys. The docstrings of fields are their help texts."""
+    """Base of all sections: frozen and strict, without unknown keys.
+
+    The docstrings of fields are their help texts.
+    """
 
     model_config = ConfigDict(
         frozen=True,
@@ -28,7 +31,10 @@ class Section(BaseModel):
 
 
 def without_control(path: _AnyPath) -> _AnyPath:
-    """Return the path. Raise PydanticCustomError for a null byte, a line break or a control character in it."""
+    """Return the path.
+
+    Raise PydanticCustomError for a null byte, a line break or a control character in it.
+    """
     if "\0" in str(path):
         raise PydanticCustomError("null_byte", "has a null byte, as no path has; choose another")
     if not str(path).isprintable():

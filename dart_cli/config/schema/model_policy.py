@@ -30,7 +30,7 @@ POINT_PARTS = ("write_point", "find_points")
 
 
 class LoraConfig(Section):
-    """Adapters of low rank (LoRA) on the language model's linear layers, trained in place of the weights (docs/tune.md)."""
+    """Adapters of low rank (LoRA), trained in place of the language model's weights (docs/tune.md)."""
 
     rank: int = Field(default=32, ge=1, le=512)
     """Rank of an adapter. A layer of I inputs and O outputs trains `rank` x (I + O) numbers."""
@@ -56,37 +56,38 @@ class ModelConfig(Section):
     """Trains adapters of low rank (LoRA), and leaves the weights as they are."""
 
     adapters: Annotated[str, AfterValidator(without_control)] = ""
-    """A folder of adapters, written by `dart export`, `dart tune` or peft, with which the adapters of [model.lora]
-    begin. One can train them on one application and then on another, over the same model."""
+    """A folder of adapters, written by `dart export`, `dart tune` or peft, with which the adapters of
+    [model.lora] begin. One can train them on one application and then on another, over the same model."""
 
 
 class PolicyConfig(Section):
     """How screens become prompts and text becomes actions."""
 
     family: Annotated[str, AfterValidator(without_control)] = "none"
-    """The family of models whose action parser, coordinates, history and prompt are used where this file does not set
-    them: a name from docs/families.md, `auto` to recognise it from the folder of `model.path`, or `none` for the
-    defaults below."""
+    """The family of models whose action parser, coordinates, history and prompt are used where this file does
+    not set them: a name from docs/families.md, `auto` to recognise it from the folder of `model.path`, or
+    `none` for the defaults below."""
 
     action_parser: Annotated[str, one_of(ACTION_PARSERS, "file.py:MyParser")] = "compact"
-    """The model's action language: `compact` (the tiny models), `uitars` (UI-TARS text), the `toolcall` action parsers
-    (calls of Qwen's computer_use and mobile_use), `pyautogui`, `scalecua`, `glm`, or your own as
-    `package.module:ActionParser` or `file.py:ActionParser` (docs/policy.md). docs/families.md lists which model
-    writes which."""
+    """The model's action language: `compact` (the tiny models), `uitars` (UI-TARS text), the `toolcall`
+    action parsers (calls of Qwen's computer_use and mobile_use), `pyautogui`, `scalecua`, `glm`, or your own
+    as `package.module:ActionParser` or `file.py:ActionParser` (docs/policy.md). docs/families.md lists which
+    model writes which."""
 
     coordinates: Literal["thousandths", "thousand", "resized", "unit"] = "thousandths"
-    """Unit of the coordinates in actions: `thousandths`, 0-999 of each side; `thousand`, 0-1000 (Qwen2-VL, Qwen3-VL);
-    `unit`, 0 to 1; `resized`, pixels of the screenshot as the preprocessor of the model's folder resizes it
-    (Qwen2.5-VL, UI-TARS-1.5). `resized` needs the folder's preprocessor_config.json on every host that plays."""
+    """Unit of the coordinates in actions: `thousandths`, 0-999 of each side; `thousand`, 0-1000 (Qwen2-VL,
+    Qwen3-VL); `unit`, 0 to 1; `resized`, pixels of the screenshot as the preprocessor of the model's folder
+    resizes it (Qwen2.5-VL, UI-TARS-1.5). `resized` needs the folder's preprocessor_config.json on every host
+    that plays."""
 
     pointing: Pointing = "text"
-    """How the model names a place: `text`, by numbers; `pointer`, by a patch of the screenshot, which a pointer head
-    chooses (docs/pointing.md)."""
+    """How the model names a place: `text`, by numbers; `pointer`, by a patch of the screenshot, which a
+    pointer head chooses (docs/pointing.md)."""
 
     verifier: Annotated[str, AfterValidator(without_control)] = ""
-    """With `pointing` = "pointer": the folder of a verifier, which `dart tune` trained on a verifier's rows. Where a
-    greedy action points, as `dart eval` plays it, the verifier takes the first candidate to which it gives 0.8 or
-    more, or else the best one. Sampled actions, which are trained on, are not changed."""
+    """With `pointing` = "pointer": the folder of a verifier, which `dart tune` trained on a verifier's rows.
+    Where a greedy action points, as `dart eval` plays it, the verifier takes the first candidate to which it
+    gives 0.8 or more, or else the best one. Sampled actions, which are trained on, are not changed."""
 
     history_images: int = Field(default=1, ge=1, le=32)
     """Number of screenshots in a prompt: the newest ones, the current one included."""
@@ -103,11 +104,11 @@ class PolicyConfig(Section):
     """System message at the start of every prompt; empty for none."""
 
     template: str = "{instruction}"
-    """Text around the task's {instruction}, e.g. a list of the actions that the model may write. {previous} stands for
-    the steps whose turns are no longer in the prompt, one line each, in the form of the family."""
+    """Text around the task's {instruction}, e.g. a list of the actions that the model may write. {previous}
+    stands for the steps whose turns are no longer in the prompt, one line each, in the form of the family."""
 
     part_order: Literal["auto", "separate", "instruction_first", "image_first"] = "auto"
     """Where the instruction stands. `separate`: in a user message before that of the first screen (UI-TARS).
-    `instruction_first`: in one message with the first screen, before its image (Qwen). `image_first`: after its image
-    (the tiny models). `auto`: as `action_parser` needs it; for `compact` this is `image_first` as long as every turn
-    in the prompt has its screenshot."""
+    `instruction_first`: in one message with the first screen, before its image (Qwen). `image_first`: after
+    its image (the tiny models). `auto`: as `action_parser` needs it; for `compact` this is `image_first` as
+    long as every turn in the prompt has its screenshot."""

@@ -21,12 +21,13 @@ MODEL_ENGINES = ("transformers", "vllm")
 """Values of `rollout.engine` that run the policy's model."""
 
 KV_CACHE_MB = 4096
-"""Engine `transformers`: MiB for the keys and values of the requests that are decoded together. Each request counts
-with its greatest length, and waits while it does not fit. A request that is alone is served, however large it is."""
+"""Engine `transformers`: MiB for the keys and values of the requests that are decoded together. Each request
+counts with its greatest length, and waits while it does not fit. A request that is alone is served, however
+large it is."""
 
 PREFIX_CACHE_MB = 1024
-"""Engine `transformers`: MiB for the keys and values of earlier requests. A request that begins like one of them is
-not computed from its start."""
+"""Engine `transformers`: MiB for the keys and values of earlier requests. A request that begins like one of
+them is not computed from its start."""
 
 ENGINES = (*MODEL_ENGINES, "scripted")
 
@@ -35,9 +36,10 @@ class RolloutConfig(Section):
     """One rollout worker: its engine, and how it samples."""
 
     engine: Annotated[str, one_of(ENGINES, "my_package.my_module:MyEngine")] = "transformers"
-    """What runs the model: `vllm` on GPUs (section [vllm], docs/engines.md), or `transformers` anywhere. `scripted`
-    answers at random without a model, to try the processes. Your own is `my_package.my_module:MyEngine`: it is called
-    with the configuration and returns a `Model` (dart_cli/engines/base.py)."""
+    """What runs the model: `vllm` on GPUs (section [vllm], docs/engines.md), or `transformers` anywhere.
+    `scripted` answers at random without a model, to try the processes. Your own is
+    `my_package.my_module:MyEngine`: it is called with the configuration and returns a `Model`
+    (dart_cli/engines/base.py)."""
 
     temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)
     """Sampling temperature. The trainer divides logits by the same number."""

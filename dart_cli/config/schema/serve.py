@@ -22,5 +22,6 @@ class ServeConfig(Section):
     """Number of episodes that may be open at once. A request for one more is answered with 429."""
 
     sampling: Literal["refuse", "ignore"] = "refuse"
-    """What happens where the temperature, the token limit and the like of a request differ from [rollout], by which
-    training samples. `refuse` answers with an error that names the difference, `ignore` uses [rollout]."""
+    """What happens where the temperature, the token limit and the like of a request differ from [rollout], by
+    which training samples. `refuse` answers with an error that names the difference, `ignore` uses
+    [rollout]."""

@@ -28,8 +28,8 @@ class TrainConfig(Section):
     """The optimizer and the objective (arXiv 2509.23866 section 3)."""
 
     learner: Annotated[str, one_of(("torch",), "my_package.my_module:MyLearner")] = "torch"
-    """What updates the weights. Your own is `my_package.my_module:MyLearner`: it is called with the configuration and
-    returns a `Learner` (dart_cli/train/base.py), which runs in one process."""
+    """What updates the weights. Your own is `my_package.my_module:MyLearner`: it is called with the
+    configuration and returns a `Learner` (dart_cli/train/base.py), which runs in one process."""
 
     updates: int = Field(default=200, ge=0, le=1000 * MANY)
     """The run ends after this many optimizer updates."""
@@ -41,22 +41,22 @@ class TrainConfig(Section):
     """The run ends after this many trajectories were played, whether trained on or not. 0 sets no limit."""
 
     stop_at: float = Field(default=0.0, ge=0, le=0.99)
-    """The run ends once the mean success of its tasks is at least this. What counts is the lower bound of the 95 %
-    confidence interval over the newest 1500 trajectories, equally many of each task. 0 never ends it."""
+    """The run ends once the mean success of its tasks is at least this. What counts is the lower bound of the
+    95 % confidence interval over the newest 1500 trajectories, equally many of each task. 0 never ends it."""
 
     attention_minutes: float = Field(default=0.0, ge=0, le=MANY)
-    """The run ends with exit code 3 once it has needed attention for this many minutes in a row: for a stall, which
-    `dart status` names, or for a role without a process. It is meant for rented hosts, where waiting costs money. 0
-    never ends it."""
+    """The run ends with exit code 3 once it has needed attention for this many minutes in a row: for a stall,
+    which `dart status` names, or for a role without a process. It is meant for rented hosts, where waiting
+    costs money. 0 never ends it."""
 
     lr: float | None = Field(default=None, ge=0, le=1)
-    """AdamW's learning rate after the warm-up. 0 trains nothing (a control). If unset, it follows the size of the
-    model: 4e-4 for 0.6 million parameters (the models that ship with dart), 1e-6 from 7 billion parameters on, and
-    between them a power of the size."""
+    """AdamW's learning rate after the warm-up. 0 trains nothing (a control). If unset, it follows the size of
+    the model: 4e-4 for 0.6 million parameters (the models that ship with dart), 1e-6 from 7 billion
+    parameters on, and between them a power of the size."""
 
     lr_end: float = Field(default=1.0, ge=0, le=1)
-    """Fraction of `lr` to which the rate falls, in a straight line, by the end of the run. The end is the first of
-    `updates`, `max_minutes` and `max_trajectories` to be reached."""
+    """Fraction of `lr` to which the rate falls, in a straight line, by the end of the run. The end is the
+    first of `updates`, `max_minutes` and `max_trajectories` to be reached."""
 
     warmup: int = Field(default=0, ge=0, le=1000 * MANY)
     """Number of updates over which the learning rate rises from 0."""
@@ -68,54 +68,58 @@ class TrainConfig(Section):
     """Largest norm of the gradient. A longer gradient is scaled down to it."""
 
     reuse: int = Field(default=0, ge=0, le=16)
-    """How often each batch is trained on again, one update each time, some updates apart. 0 uses each batch once."""
+    """How often each batch is trained on again, one update each time, some updates apart. 0 uses each batch
+    once."""
 
     clip_low: float = Field(default=0.2, ge=0, le=1)
-    """PPO's lower clip: ratios below 1 - clip_low are clipped there; 1 clips none. An update is one optimizer step on
-    its batch, so ratios differ from 1 only with `correction` = "ratio"."""
+    """PPO's lower clip: ratios below 1 - clip_low are clipped there; 1 clips none. An update is one optimizer
+    step on its batch, so ratios differ from 1 only with `correction` = "ratio"."""
 
     clip_high: float = Field(default=0.28, ge=0)
     """PPO's upper clip: ratios above 1 + clip_high are clipped there (clip-higher)."""
 
     correction: Literal["truncated", "none", "ratio"] = "truncated"
     """Importance sampling, which corrects for the staleness of tokens. `truncated` weighs a token by
-    min(proximal / behaviour, 1). `ratio` clips the ratio to the behaviour policy instead, as PPO and GRPO do. `none`
-    does not correct."""
+    min(proximal / behaviour, 1). `ratio` clips the ratio to the behaviour policy instead, as PPO and GRPO do.
+    `none` does not correct."""
 
     normalise: Literal["tokens", "samples", "trajectories"] = "tokens"
-    """What the loss is a mean over: all `tokens` of a batch, or its `samples` (steps) or `trajectories`, each of which
-    counts with the mean over its tokens."""
+    """What the loss is a mean over: all `tokens` of a batch, or its `samples` (steps) or `trajectories`, each
+    of which counts with the mean over its tokens."""
 
     critic: Literal["off", "gae"] = "off"
-    """`gae`: a head on the policy's hidden state learns the expected reward before each step, in place of the trackers
-    of `data.advantage`, and advantages follow from generalised advantage estimation. `off` trains no such head."""
+    """`gae`: a head on the policy's hidden state learns the expected reward before each step, in place of the
+    trackers of `data.advantage`, and advantages follow from generalised advantage estimation. `off` trains no
+    such head."""
 
     gae_lambda: float = Field(default=0.9, ge=0, le=1)
-    """Lambda of generalised advantage estimation. 1 compares the episode's reward with the expectation before a step,
-    0 compares only the expectations before and after the step; values between mix all that follows."""
+    """Lambda of generalised advantage estimation. 1 compares the episode's reward with the expectation before
+    a step, 0 compares only the expectations before and after the step; values between mix all that
+    follows."""
 
     kl_beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL divergence (k3 estimator) to the model that the run began with, at most 10 nats for each token.
-    0 keeps no reference model."""
+    """Weight of the KL divergence (k3 estimator) to the model that the run began with, at most 10 nats for
+    each token. 0 keeps no reference model."""
 
     ranks: int = Field(default=1, ge=1, le=1024)
-    """Number of processes that share one model (FSDP2), one for each GPU. `dart train` starts them, or `torchrun`
-    does."""
+    """Number of processes that share one model (FSDP2), one for each GPU. `dart train` starts them, or
+    `torchrun` does."""
 
     pack_tokens: int = Field(default=16_384, ge=256, le=MANY)
-    """Largest number of tokens in one forward and backward pass of a rank. A longer sequence has a pass alone."""
+    """Largest number of tokens in one forward and backward pass of a rank. A longer sequence has a pass
+    alone."""
 
     recompute: Literal["none", "layer"] = "none"
     """`layer` stores only each layer's input for the backward pass and computes the rest again (gradient
     checkpointing): about a third more work, and a thirtieth of the memory. `none` stores everything."""
 
     offload: Literal["none", "optimizer"] = "none"
-    """`optimizer` keeps the weights' masters and AdamW's moments in main memory and updates them there, which is
-    slower and needs fewer GPUs. `none` keeps them on the GPUs."""
+    """`optimizer` keeps the weights' masters and AdamW's moments in main memory and updates them there, which
+    is slower and needs fewer GPUs. `none` keeps them on the GPUs."""
 
     rank_deadline_s: PositiveSeconds = 600.0
-    """With `ranks` above 1: seconds that a rank waits for the others. After that all ranks end, and the run resumes from
-    its newest checkpoint."""
+    """With `ranks` above 1: seconds that a rank waits for the others. After that all ranks end, and the run
+    resumes from its newest checkpoint."""
 
     device: Device = "auto"
     """Device of the trainer: `auto`, `cpu`, `cuda` or `cuda:N`."""
@@ -127,13 +131,13 @@ class TrainConfig(Section):
     """Number of updates between two checkpoints."""
 
     parity_every: Count = 10
-    """Number of policy versions between two log-probability checks, which compare engine and trainer on the same
-    weights. The first is at the start. With 0 no check stops the run."""
+    """Number of policy versions between two log-probability checks, which compare engine and trainer on the
+    same weights. The first is at the start. With 0 no check stops the run."""
 
     wandb: str = ""
     """Project of Weights & Biases that also gets the metrics (install its package); empty for none."""
 
     @property
     def rate(self) -> float:
-        """The learning rate: `lr`, or that of a large model where no file was read, which would fill it in."""
+        """The learning rate: `lr`, or that of a large model where no file was read that fills it in."""
         return LEAST_RATE if self.lr is None else self.lr
