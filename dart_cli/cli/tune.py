@@ -47,7 +47,7 @@ def tune(
     ] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Train a model folder supervised (SFT), on recorded episodes or on grounding sets.
+    """Run supervised fine-tuning (SFT) of a model folder, on recorded episodes or grounding sets.
 
     From grounding sets, a model learns to write coordinates, to point, or to verify. The training is one
     process on one device; no other process is needed. It shows the loss, measurements on held-out rows and
