@@ -119,14 +119,14 @@ def train_stages(
             title = "training" if len(stages) == 1 else f"stage {stage.name}"
             run.train(title, is_stopping)
             trainer.finish()
-            progress_then = training_folder.progress
-            totals = (progress_then.updates, progress_then.seconds)
+            stage_progress = training_folder.progress
+            totals = (stage_progress.updates, stage_progress.seconds)
             training_folder.progress = Progress(
-                stage=number + 1, stages=(*progress_then.stages, totals)
+                stage=number + 1, stages=(*stage_progress.stages, totals)
             )
             # The next stage begins with all changed tensors, and with a new optimizer.
-            tensors_then = {**changed_tensors(policy), "rng": torch.get_rng_state()}
-            training_folder.save(training_folder.progress, tensors_then)
+            stage_tensors = {**changed_tensors(policy), "rng": torch.get_rng_state()}
+            training_folder.save(training_folder.progress, stage_tensors)
     if tensors is not None:  # all stages were over before this start
         load_tensors(policy, tensors)
 

@@ -64,9 +64,9 @@ class DataConfig(Section):
     verdict, between 0 and 1."""
 
     early_stop: bool = False
-    """Whether half of each group is played first, and the rest only if the rewards differ. This saves
-    trajectories without a gradient. Only the first half counts for the success that is shown, so that it is
-    unbiased."""
+    """Whether half of each group is played first, and the rest is left out if all of that passes with one
+    reward. This saves trajectories without a gradient. Only the first half counts for the success that is
+    shown, so that it is that of the policy."""
 
     dynamic_number: bool = False
     """Whether groups are smaller for tasks whose success (with `reward = "value"`: mean reward) is above
