@@ -76,7 +76,7 @@ async def _asked(
     """Return the map and the click of each item."""
     async with loaded_model(config, None, -1) as model:
         scorer = PointerScorer(cast("PolicyResponder", model.responder), opening, 1)
-        return [await scorer.pointed(item) for item in items]
+        return [await scorer.point_at(item) for item in items]
 
 
 def _drawn(item: Item, pointed: PointerMap, click: Point) -> Image.Image:

@@ -1,9 +1,9 @@
-"""`dart data`: the process by its configuration, and the tools that look into a run or fill its pool.
+"""`dart data`: the data service of a run, and the tools that look into a run or fill its pool.
 
-serve                     the process; its name may be left out
-ls, show, stats, why, draw    what a run holds, also while it is live
-judge                     what a second model says of its trajectories
-collect, export, import   trajectories come and go
+serve                        the process; its name may be left out
+ls, show, stats, why, draw   show what a run holds, also while it is live
+judge                        asks a second model about the trajectories of a run
+collect, export, import      move trajectories into a run and out of it
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class _DataGroup(ProcessOrTool):
     """`dart data CONFIG` starts the process; `dart data COMMAND ...` is one of the tools."""
 
-    verb, process = "data", "serve"
+    command, process = "data", "serve"
 
 
 data = typer.Typer(
@@ -54,12 +54,11 @@ data = typer.Typer(
 
 @data.callback()
 def _data() -> None:
-    """Keep the ledger of a run, look into it, exchange trajectories.
+    """Run the data service; look into a run; import and export trajectories.
 
-    `dart data CONFIG` starts the process that decides what is played next, stores trajectories and
-    serves batches; `dart data CONFIG --help` shows its options. With a command in front it is a
-    tool, which may read while the run is live. Write a configuration file that is named like a
-    command as ./ls.
+    `dart data CONFIG` starts the data service, which decides what is played next, stores trajectories and
+    serves batches; `dart data CONFIG --help` shows its options. The commands below are tools, which may also
+    read a live run. If your configuration file has the name of a command, write it as ./ls.
 
     Example: dart data configs/quickstart.toml --set data.group_size=16
 
@@ -74,9 +73,9 @@ def serve(
     force: Force = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Keep the ledger: decide what is played next, store trajectories, serve batches.
+    """Run the data service: decide what is played next, store trajectories, serve batches.
 
-    One per run. It may be stopped and started again; nothing acknowledged is lost. The word
+    A run has one. You may stop it and start it again; nothing that it has acknowledged is lost. The word
     `serve` may be left out.
 
     Example: dart data configs/quickstart.toml --set data.group_size=16
@@ -101,18 +100,18 @@ RunOption = Annotated[
     typer.Option(
         "--run",
         metavar="CONFIG_OR_RUN",
-        help="TOML file or run directory; default the run below runs/ that was written to last.",
+        help="TOML file or run directory; by default the newest run below runs/.",
         show_default=False,
     ),
 ]
 TrajectoryArgument = Annotated[
-    str, typer.Argument(metavar="TRAJECTORY", help="Its id, as `dart data ls` shows it.")
+    str, typer.Argument(metavar="TRAJECTORY", help="Id of a trajectory, from `dart data ls`.")
 ]
 Tasks = Annotated[
     list[str] | None,
-    typer.Option("--task", metavar="TASK", help="Only this task; may be given again."),
+    typer.Option("--task", metavar="TASK", help="Only this task; may be repeated."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead, for scripts.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
 @data.command("ls")
@@ -124,21 +123,24 @@ def list_(
     ] = None,
     state: Annotated[
         Literal["leased", "playing", "finished", "batched", "trained", "dropped"] | None,
-        typer.Option(help="Only those in this state."),
+        typer.Option(help="Only trajectories in this state."),
     ] = None,
     reason: Annotated[
-        str | None, typer.Option(metavar="REASON", help="Only those dropped for this reason.")
+        str | None,
+        typer.Option(metavar="REASON", help="Only trajectories that were dropped for this reason."),
     ] = None,
     pool: Annotated[
         bool, typer.Option("--pool", help="List the successes of the experience pool instead.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 50,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Largest number of trajectories; the newest are listed.")
+    ] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List trajectories: task, state, why dropped, verdict, steps, versions, batch.
+    """List trajectories: task, state, reason if dropped, verdict, steps, policy versions, batch.
 
-    Cancelled ones, which the end of the run cut off, only with --reason, --state or --outcome. With
-    --json one object a line.
+    Trajectories that were cut off by the end of the run are listed only with --reason, --state or --outcome.
+    With --json, each line is one object.
 
     Example: dart data ls runs/quickstart --state dropped --reason stale --json | jq .task
     """
@@ -154,27 +156,30 @@ def list_(
 
     if pool and (outcome or state or reason):
         raise typer.BadParameter(
-            "--pool lists successes of the pool: only --task and --limit choose among them"
+            "--pool lists successes of the pool, among which only --task and --limit choose"
         )
-    wanted = TrajectoryFilter(task, outcome, state, reason)
+    choice = Choice(task, outcome, state, reason)
     with open_reader(find_run(target)) as reader:
         check_tasks(reader, [task] if task else [])
         check_reason(reader, reason)
-        if pool:  # members that it no longer has, too
-            found = [Subject.of_pool(row) for row in reader.pool(task_id=task, evicted=True)]
-        else:  # one more tells that there are others
-            found = subjects_of(reader, reader.trajectories(**wanted.conditions, limit=limit + 1))
+        if pool:  # also members that were removed from it
+            rows = [Subject.of_pool(row) for row in reader.pool(task_id=task, evicted=True)]
+        else:  # one more than the limit shows that there are others
+            rows = listed(reader, reader.trajectories(**choice.conditions, limit=limit + 1))
         if as_json:
-            for row in found[-limit:]:
-                _say_json(subject_json(row))
+            for row in rows[-limit:]:
+                _print_json(subject_json(row))
         else:
-            print_list(_console(), str(reader.path.parent), found, limit, pool=pool)
-        if not pool and (note := left_out_note(wanted.count_hidden(reader))):
+            print_list(_console(), str(reader.path.parent), rows, limit, pool=pool)
+        if not pool and (note := left_out_note(choice.left_out(reader))):
             typer.echo(note, err=as_json)
 
 
 def _check_film(param: typer.CallbackParam, film: Path | None) -> Path | None:
-    """Return a path that can hold a film. Raises UserError for another kind of file, which would be no film."""
+    """Return the path of a film.
+
+    Raises UserError for another kind of file, and for a path that cannot be written.
+    """
     from bus.errors import UserError
 
     if film is not None and film.suffix.lower() not in (".png", ".gif"):
@@ -191,12 +196,12 @@ def show(
         typer.Option(
             metavar="FILE",
             callback=_check_film,
-            help="Draw its screens with its clicks: a strip (.png) or moving, in slow motion (.gif).",
+            help="Draw its screens with its clicks: as a strip (.png), or moving in slow motion (.gif).",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one trajectory: its steps with text, action, certainty and times, and its verdict.
+    """Show one trajectory: each step with text, action, certainty and times, and the verdict.
 
     Example: dart data show g000001-00 --film first.gif
     """
@@ -207,23 +212,23 @@ def show(
     from dart_cli.inspection.trajectory_history import explain_trajectory
 
     with open_reader(find_run(run)) as reader:
-        shown = read_trajectory(reader, find_subject(reader, trajectory))
+        details = read_trajectory(reader, find_subject(reader, trajectory))
         if film is not None:
             from dart_cli.inspection.film_pictures import draw_trajectory
 
-            draw_trajectory(film, reader, shown)
+            draw_trajectory(film, reader, details)
         if as_json:
-            _say_json(details_json(shown))
+            _print_json(shown_json(details))
             return
-        place, events = str(reader.path.parent), explain_trajectory(reader, shown)
-        print_trajectory(_console(), place, shown, events)
+        place, events = str(reader.path.parent), explain_trajectory(reader, details)
+        print_trajectory(_console(), place, details, events)
         if film is not None:
             typer.echo(f"film: {film}")
 
 
 @data.command()
 def stats(target: RunTarget = None, as_json: AsJson = False) -> None:
-    """Count what a run holds: by state and reason, success by task, the pool, tokens, bytes.
+    """Count what a run holds: trajectories by state and reason, success by task, pool, tokens, bytes.
 
     Example: dart data stats runs/quickstart --json | jq .tasks
     """
@@ -234,7 +239,7 @@ def stats(target: RunTarget = None, as_json: AsJson = False) -> None:
 
     with open_reader(find_run(target)) as reader:
         if as_json:
-            _say_json(counts_json(reader))
+            _print_json(counts_json(reader))
         else:
             place = str(reader.path.parent)
             print_counts(_console(), place, count(reader), reader.sizes(), reader.judge_views())
@@ -242,10 +247,10 @@ def stats(target: RunTarget = None, as_json: AsJson = False) -> None:
 
 @data.command()
 def why(trajectory: TrajectoryArgument, run: RunOption = None, as_json: AsJson = False) -> None:
-    """Explain one trajectory: its lease, steps, verdict and group, and what it was used for.
+    """Explain one trajectory: its lease, steps, verdict and group, and how it was used.
 
-    For each step: whether it was trained on and with which weight, or why not. For a dropped
-    trajectory: the rule and the numbers that decided.
+    For each step it says whether it was trained on and with which weight, or why not; for a dropped
+    trajectory, by which rule and by which numbers.
 
     Example: dart data why g000001-00 --run runs/quickstart
     """
@@ -256,12 +261,14 @@ def why(trajectory: TrajectoryArgument, run: RunOption = None, as_json: AsJson =
     from dart_cli.inspection.trajectory_history import explain_trajectory
 
     with open_reader(find_run(run)) as reader:
-        shown = read_trajectory(reader, find_subject(reader, trajectory))
-        events = explain_trajectory(reader, shown)
+        details = read_trajectory(reader, find_subject(reader, trajectory))
+        events = explain_trajectory(reader, details)
         if as_json:
-            _say_json(subject_json(shown.subject) | {"story": [vars(event) for event in events]})
+            _print_json(
+                subject_json(details.subject) | {"story": [vars(event) for event in events]}
+            )
         else:
-            print_events(_console(), str(reader.path.parent), shown, events)
+            print_events(_console(), str(reader.path.parent), details, events)
 
 
 @data.command()
@@ -272,13 +279,13 @@ def draw(
         typer.Option(
             metavar="FOLDER",
             callback=check_folder,
-            help="Where the pictures go; default RUN/pictures.",
+            help="Folder of the pictures; by default RUN/pictures.",
         ),
     ] = None,
 ) -> None:
     """Draw what curation decided: outcomes of groups, their sizes, step limits, entropies.
 
-    Four PNG files; also of a live run.
+    This writes four PNG files. The run may be live.
 
     Example: dart data draw runs/quickstart --out pictures
     """
@@ -298,13 +305,13 @@ def judge(
         str,
         typer.Option(
             metavar="URL",
-            help="A model behind the OpenAI chat API: its base URL up to the version.",
+            help="Base URL, up to the version, of a model behind the OpenAI chat API.",
         ),
     ] = "",
     model: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="What the server calls it; without --url a model folder."
+            metavar="NAME", help="Name of the model at the server; without --url, a model folder."
         ),
     ] = "",
     settings: Annotated[
@@ -312,16 +319,18 @@ def judge(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Another key of env.judge, e.g. images=8, key_env=JUDGE_KEY; may be given again.",
+            help="Another key of env.judge, e.g. images=8 or key_env=JUDGE_KEY; may be repeated.",
         ),
     ] = None,
     tasks: Tasks = None,
-    limit: Annotated[int, typer.Option(min=0, help="The newest so many; 0 for all.")] = 0,
+    limit: Annotated[
+        int, typer.Option(min=0, help="Judge only this many, the newest; 0 judges all.")
+    ] = 0,
 ) -> None:
-    """Ask a second model about the trajectories of a run that is over, and count how far it agrees.
+    """Let a second model judge the trajectories of a run that is over, and count how often it agrees.
 
-    What is not given is taken from env.judge of the run. The evaluators' verdicts stay. Trajectories of
-    which this judge has an opinion are left alone, so that a second start goes on where the first ended.
+    Options that you leave out are taken from env.judge of the run. The evaluators' verdicts stay.
+    Trajectories that this judge has already judged are skipped, so that a second start continues the first.
     The last line of stdout is JSON.
 
     Example: dart data judge runs/osworld --url http://localhost:8000/v1 --model Qwen2.5-VL-72B-Instruct
@@ -331,26 +340,26 @@ def judge(
     from dart_cli.inspection.run_lookup import find_run
     from dart_cli.status.judges import judge_lines
 
-    given = read_options(settings or []) | {
+    options = read_options(settings or []) | {
         key: value for key, value in (("url", url), ("model", model)) if value
     }
-    told = judge_run(JudgeOptions(find_run(target), given, tasks or [], limit))
-    if told["agreement"] is not None:
-        for line in judge_lines(JudgeView.model_validate(told["agreement"])):
+    result = judge_run(JudgeOptions(find_run(target), options, tasks or [], limit))
+    if result["agreement"] is not None:
+        for line in judge_lines(JudgeView.model_validate(result["agreement"])):
             typer.echo(line, err=True)
-    for name, reason in told["left_out"].items():
+    for name, reason in result["left_out"].items():
         typer.echo(f"left out: {name}: {reason}", err=True)
-    typer.echo(json.dumps(told))
-    raise typer.Exit(told["stopped"])
+    typer.echo(json.dumps(result))
+    raise typer.Exit(result["stopped"])
 
 
 @data.command()
 @command_of(CollectOptions)
 def collect(config_path: ConfigPath, options: CollectOptions) -> None:
-    """Fill the experience pool: play training tasks here and keep the successes.
+    """Fill the experience pool: play training tasks in this process and keep the successes.
 
-    Needs no other process. What the pool has already is neither played nor kept twice; a folder of --out
-    is written once, with all of its successes.
+    No other process is needed. What the pool has already is neither played nor stored twice. The folder of
+    --out is written once, at the end, with all of its successes.
 
     Example: dart data collect configs/quickstart.toml --per-task 8
 
@@ -359,7 +368,7 @@ def collect(config_path: ConfigPath, options: CollectOptions) -> None:
     from bus.errors import ConfigError
 
     if options.player == "oracle" and (options.weights is not None or options.hints):
-        raise ConfigError("--weights and --hints are for a policy: add --from policy")
+        raise ConfigError("--weights and --hints are for a policy; add --from policy")
     config = load_checked(
         config_path, options.overrides, "env" if options.player == "oracle" else "eval"
     )
@@ -376,7 +385,7 @@ def export(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="FOLDER", callback=check_folder, help="Made; it must not exist yet."
+            metavar="FOLDER", callback=check_folder, help="Folder to make; it must not exist."
         ),
     ],
     outcome: Annotated[
@@ -388,9 +397,9 @@ def export(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write trajectories as Parquet with their images, as Hugging Face `datasets` opens them.
+    """Write trajectories as Parquet files with their images, for Hugging Face `datasets`.
 
-    One row a step. The folder appears whole at the end. `dart data import` reads it.
+    Each row is one step. The folder appears at the end, complete. `dart data import` reads it.
 
     Example: dart data export runs/quickstart successes --outcome pass
     """
@@ -400,20 +409,21 @@ def export(
     from dart_cli.runtime.tables import progress
 
     if pool and outcome:
-        raise typer.BadParameter("--pool exports successes alone: --outcome chooses none of them")
+        raise typer.BadParameter("--pool exports successes only; leave --outcome out")
     run_dir = find_run(target)
     was_started = not target.is_dir() or (target / "config.json").exists()
-    config = config_of(target) if was_started else None  # else it holds a pool alone
+    config = config_of(target) if was_started else None  # otherwise it has only a pool
     with open_reader(run_dir) as reader:
         check_tasks(reader, tasks or [])
         ids = select_ids(reader, Selection(outcome, tuple(tasks or ()), pool))
         with progress("exporting", len(ids), "trajectories") as advance:
-            done = export_run(reader, ids, folder, config=config, progress=advance)
+            exported = export_run(reader, ids, folder, config=config, progress=advance)
     if as_json:
-        _say_json(vars(done) | {"folder": str(folder)})
+        _print_json(vars(exported) | {"folder": str(folder)})
         return
-    left = f"; {done.skipped} left out, parts of them are gone" if done.skipped else ""
-    typer.echo(f"{done.trajectories} trajectories, {done.steps} steps in {folder}{left}")
+    skipped = exported.skipped
+    note = f"; {skipped} left out, since parts of them were removed" if skipped else ""
+    typer.echo(f"{exported.trajectories} trajectories, {exported.steps} steps in {folder}{note}")
 
 
 @data.command("import")
@@ -423,14 +433,16 @@ def import_(
     ],
     folder: Annotated[
         Path,
-        typer.Argument(metavar="FOLDER", help="Parquet files, of `dart data export` or your own."),
+        typer.Argument(
+            metavar="FOLDER", help="Folder of Parquet files, from `dart data export` or your own."
+        ),
     ],
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Put the successes of a folder into the experience pool of a run that is not live.
 
-    Every field is checked first: from a folder with a mistake nothing is imported. Importing twice
+    Every field is checked first: nothing is imported from a folder with a mistake. Importing a folder twice
     does no harm.
 
     Example: dart data import configs/quickstart.toml successes
@@ -441,22 +453,22 @@ def import_(
 
     config = config_of(target, overrides)
     with progress("checking and importing", 2 * count_rows(folder), "rows") as advance:
-        done = import_folder(config, folder, advance)
+        imported = import_folder(config, folder, advance)
     if as_json:
-        _say_json(vars(done) | {"run_dir": str(config.run.dir)})
+        _print_json(vars(imported) | {"run_dir": str(config.run.dir)})
         return
-    typer.echo(f"{config.run.dir}: {done}")
+    typer.echo(f"{config.run.dir}: {imported}")
     if not config.data.pool_ratio:
         typer.echo("data.pool_ratio = 0: the run does not draw from its pool; set it, e.g. 0.125")
 
 
 def _console() -> Console:
-    """For tables: as wide as the terminal, or 120 columns in a file or pipe."""
+    """Return a console for tables: as wide as the terminal, or of 120 columns in a file or pipe."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else 120
     return Console(markup=False, highlight=False, width=width)
 
 
-def _say_json(value: object) -> None:
+def _print_json(value: object) -> None:
     typer.echo(json.dumps(value, allow_nan=False))

@@ -1,8 +1,8 @@
-"""`dart env`: the process by its configuration, and the tools that try a suite of tasks.
+"""`dart env`: the environment process of a run, and the tools that try a suite of tasks.
 
 run     the process; its name may be left out
-check   probe agents over a suite: false passes, broken evaluators, resets that do not repeat
-play    one task by hand, by its solution, or by random clicks; a film of it
+check   lets probe agents play a suite, to find false passes, broken evaluators and resets that do not repeat
+play    plays one task by hand, by its solution or by random clicks, and draws a film of it
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class _EnvGroup(ProcessOrTool):
     """`dart env CONFIG` starts the process; `dart env COMMAND ...` is one of the tools."""
 
-    verb, process = "env", "run"
+    command, process = "env", "run"
 
 
 env = typer.Typer(
@@ -39,11 +39,11 @@ env = typer.Typer(
 
 @env.callback()
 def _env() -> None:
-    """Play tasks: the process of a run, and tools that try a suite before training on it.
+    """Run an environment process; try a suite of tasks before training on it.
 
-    `dart env CONFIG` starts the process that leases tasks, asks a rollout worker at each step and
-    hands trajectories in; `dart env CONFIG --help` shows its options. With a command in front it is
-    a tool, which needs no run. Write a configuration file that is named like a command as ./check.
+    `dart env CONFIG` starts an environment process, which leases tasks, asks a rollout worker at each step
+    and submits trajectories; `dart env CONFIG --help` shows its options. The commands below are tools, which
+    need no run. If your configuration file has the name of a command, write it as ./check.
 
     Example: dart env configs/quickstart.toml --slots 32
 
@@ -59,16 +59,16 @@ def run_(
     slots: Annotated[
         int | None,
         typer.Option(
-            min=1, show_default=False, help="Environments played at once; default env.slots."
+            min=1, show_default=False, help="Environments that play at once; by default env.slots."
         ),
     ] = None,
     force: Force = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Play tasks: lease one, ask a rollout worker at each step, hand the trajectory in.
+    """Run an environment process: lease tasks, play them with a rollout worker, submit trajectories.
 
-    Start as many as the machine has room for; processes may come and go at any time. The word `run`
-    may be left out.
+    Start as many as the machine has room for; they may be started and stopped at any time. The word `run` may
+    be left out.
 
     Example: dart env configs/quickstart.toml --slots 32
     """
@@ -93,18 +93,17 @@ def run_(
 @env.command()
 @command_of(CheckOptions)
 def check(options: CheckOptions) -> None:
-    """Probe a suite: does anything pass without being done, break, or not repeat?
+    """Check a suite: find tasks that pass without being solved, that break, or that do not repeat.
 
-    Five agents play each task and seed: one waits until the steps are used up, one says done at
-    once, one says fail at once, one clicks at random, and the environment's own solution. Ends
-    with 1 where a task has to be fixed: it passes by waiting or by a claim, it passes at reset,
-    its environment or evaluator breaks, a seed does not repeat its first screen and
-    instruction, its solution fails, or a pass has a smaller reward than a failure. Tasks that
-    are slow, guessable by random clicks, or unproven (without a solution, and never passed by
-    random clicks) are only reported.
+    Five agents play each task and seed: one waits until the steps are used up, one declares the task done at
+    once, one declares it impossible at once, one clicks at random, and one plays the environment's solution.
+    The command ends with 1 if a task has to be fixed: it passes by waiting, by a claim or at reset; its
+    environment or evaluator breaks; a seed does not repeat its first screen and instruction; its solution
+    fails; or a pass has a smaller reward than a failure. Tasks that are slow, that random clicks can solve,
+    or that are unproven (there is no solution, and random clicks never passed) are only reported.
 
-    The first failure is said at once. A task whose first episode breaks is played no further. Ctrl-C,
-    SIGTERM and SIGHUP print what was played so far.
+    The first failure is printed at once. A task whose first episode breaks is not played further. Ctrl-C,
+    SIGTERM and SIGHUP end the check and print its results so far.
 
     Example: dart env check miniwob --task 'miniwob/click-*' --seeds 5 --out probes.json
 
@@ -118,12 +117,12 @@ def check(options: CheckOptions) -> None:
 @env.command()
 @command_of(PlayOptions)
 def play(options: PlayOptions) -> None:
-    """Play one task and see its outcome: by hand, by its solution, or by random clicks.
+    """Play one task by hand, by its solution or by random clicks, and see its outcome.
 
-    By hand, lines such as `click(84,60)`, `type(hello)`, `key(ctrl+s)`, `done()` are read from the
-    terminal or a pipe, the compact language in pixels of the screenshot; `help` lists its calls. The
-    newest screenshot is always in one file, for a viewer that reloads it. Ends with 1 where the
-    verdict is invalid, or the solution does not pass.
+    To play by hand, write lines such as `click(84,60)`, `type(hello)`, `key(ctrl+s)` or `done()`, in the
+    terminal or through a pipe; coordinates are pixels of the screenshot, and `help` lists all calls. The
+    newest screenshot is always in the same file, for a viewer that reloads it. The command ends with 1 if the
+    verdict is invalid or the solution does not pass.
 
     Example: dart env play mini popup --seed 7 --solution --out film.png
     """

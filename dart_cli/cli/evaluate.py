@@ -1,9 +1,9 @@
-"""`dart eval`: held-out tasks by a configuration, and grounding sets by a folder.
+"""`dart eval`: evaluates a policy on held-out tasks, or a model folder on a grounding set.
 
 run         success on held-out tasks; its name may be left out
-compare     evaluations over the episodes that they share
-row         an evaluation as a row of a leaderboard
-grounding   hit rates on a grounding set, of a model folder
+compare     compares evaluations over the episodes that they share
+row         prints an evaluation as a row of a leaderboard
+grounding   hit rates of a model folder on a grounding set
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class _EvalGroup(ProcessOrTool):
     """`dart eval CONFIG` plays held-out tasks; `dart eval COMMAND ...` is another evaluation."""
 
-    verb, process = "eval", "run"
+    command, process = "eval", "run"
 
 
 evaluate = typer.Typer(
@@ -35,10 +35,10 @@ evaluate = typer.Typer(
 
 @evaluate.callback()
 def _eval() -> None:
-    """Judge a policy: held-out tasks, or a grounding set; compare what was found.
+    """Evaluate a policy on held-out tasks or on a grounding set; compare evaluations.
 
-    `dart eval CONFIG` plays held-out tasks; `dart eval CONFIG --help` shows its options. Needs no
-    other process. Write a configuration file that is named like a command as ./grounding.
+    `dart eval CONFIG` plays held-out tasks; `dart eval CONFIG --help` shows its options. No other process is
+    needed. If your configuration file has the name of a command, write it as ./grounding.
 
     Example: dart eval configs/quickstart.toml --episodes 200 --mode greedy
 
@@ -49,11 +49,11 @@ def _eval() -> None:
 @evaluate.command("run")
 @command_of(EvalOptions)
 def run_(config_path: ConfigPath, options: EvalOptions) -> None:
-    """Play held-out tasks, sampled and greedily; success by task with 95 % intervals.
+    """Play held-out tasks, sampled and greedily, and report success by task with 95 % intervals.
 
-    Plays the newest weights of the run, or the model as it is where the run has none. Needs no other
-    process. Episodes are kept in RUN/eval as they end: a second start goes on. The word `run` may be
-    left out.
+    It plays the newest weights of the run, or the model itself if the run has none. No other process is
+    needed. Episodes are stored in RUN/eval as they end, so that a second start continues the first. The word
+    `run` may be left out.
 
     Example: dart eval configs/quickstart.toml --episodes 200 --mode greedy
 
@@ -63,7 +63,7 @@ def run_(config_path: ConfigPath, options: EvalOptions) -> None:
     from dart_cli.config.values import to_toml
 
     if options.model and options.weights is not None:
-        raise ConfigError("--model plays a model without the run's weights: leave out --weights")
+        raise ConfigError("--model plays a model without the run's weights; leave out --weights")
     overrides = options.overrides or []
     changes = [*_of_protocol(options.protocol, config_path, overrides), *overrides]
     if options.model:
@@ -76,11 +76,12 @@ def run_(config_path: ConfigPath, options: EvalOptions) -> None:
     if options.dry_run:
         print_dry_run(config, "eval", plan_eval(config, options))
         return
-    run_eval(config, options, [str(config_path), *(w for each in changes for w in ("--set", each))])
+    arguments = [str(config_path), *(part for change in changes for part in ("--set", change))]
+    run_eval(config, options, arguments)
 
 
-def _of_protocol(name: str, config_path: Path, given: list[str] | None) -> list[str]:
-    """Return what `--protocol NAME` changes. Raises ConfigError for an unknown one."""
+def _of_protocol(name: str, config_path: Path, changes: list[str] | None) -> list[str]:
+    """Return the overrides that `--protocol NAME` makes; `changes` are the user's. Raises ConfigError."""
     if not name:
         return []
     from bus.error_texts import did_you_mean
@@ -93,12 +94,12 @@ def _of_protocol(name: str, config_path: Path, given: list[str] | None) -> list[
             f"--protocol {name!r}: unknown{did_you_mean(name, list(protocols()))}; there are "
             f"{', '.join(protocols())}"
         )
-    return overrides(name, load_config(config_path, given).env.suite)
+    return overrides(name, load_config(config_path, changes).env.suite)
 
 
 EvalFile = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="A result in RUN/eval: NAME.json, or without its ending."),
+    typer.Argument(metavar="FILE", help="A result in RUN/eval: NAME.json or NAME."),
 ]
 
 
@@ -106,15 +107,16 @@ EvalFile = Annotated[
 def compare(
     first: EvalFile,
     others: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Others, each compared with the first.")
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Other results; each is compared with the first."),
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Compare evaluations over the tasks and seeds that they share, with a test of pairs.
+    """Compare evaluations over the tasks and seeds that they share, with a paired test.
 
-    The test is about these tasks: McNemar's exact test where each task and seed was played once, else a test by
-    random signs. The interval is about other tasks of this kind: a bootstrap over tasks, from ten tasks on. Nothing
-    is corrected for several comparisons.
+    The test is about these tasks: McNemar's exact test if each task and seed was played once, otherwise a
+    test with random signs. The interval is about other tasks of this kind: a bootstrap over tasks, from ten
+    tasks on. There is no correction for multiple comparisons.
 
     Example: dart eval compare runs/quickstart/eval/before.json runs/quickstart/eval/after.json
     """
@@ -125,14 +127,14 @@ def compare(
 
     console = Console(markup=False, highlight=False)
     for other in others:
-        found = compared(_read(first), _read(other))
+        comparison = compared(_read(first), _read(other))
         if as_json:
-            typer.echo(found.model_dump_json())
+            typer.echo(comparison.model_dump_json())
             continue
-        for each in found.modes:
-            console.print(comparison_table(found, each))
-            console.print(difference_text(found, each), soft_wrap=True)
-        for line in difference_lines(found):
+        for mode in comparison.modes:
+            console.print(comparison_table(comparison, mode))
+            console.print(difference_text(comparison, mode), soft_wrap=True)
+        for line in difference_lines(comparison):
             console.print(f"differs: {line}", soft_wrap=True)
 
 
@@ -141,14 +143,15 @@ def row(
     file: EvalFile,
     mode: Annotated[
         Literal["sampled", "greedy", "random"] | None,
-        typer.Option(help="Default the first that was played.", show_default=False),
+        typer.Option(help="By default the first that was played.", show_default=False),
     ] = None,
     compositions: Annotated[
-        bool, typer.Option("--compositions", help="Of the compositions instead of the tasks.")
+        bool,
+        typer.Option("--compositions", help="The row of the compositions instead of the tasks."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print an evaluation as a row of a leaderboard, with all that a repetition needs.
+    """Print an evaluation as a row of a leaderboard, with all one needs to repeat it.
 
     Example: dart eval row runs/quickstart/eval/after.json --mode greedy
     """
@@ -156,31 +159,35 @@ def row(
 
     from dart_cli.evaluation.leaderboard import as_markdown, row_of
 
-    found = row_of(_read(file), mode, composed=compositions)
-    typer.echo(json.dumps(found) if as_json else as_markdown(found), nl=as_json)
+    cells = row_of(_read(file), mode, composed=compositions)
+    typer.echo(json.dumps(cells) if as_json else as_markdown(cells), nl=as_json)
 
 
 def _read(path: Path) -> Evaluation:
-    """Return the evaluation in a file. Raises RunDirectoryError, UserError where there is none."""
+    """Return the evaluation in a file.
+
+    Raises UserError if there is none, RunDirectoryError if it cannot be read.
+    """
     from bus.errors import UserError
     from dart_cli.evaluation.results import read_file
 
-    found = path if path.is_file() else path.with_name(f"{path.name}.json")
-    if not found.is_file():
+    file = path if path.is_file() else path.with_name(f"{path.name}.json")
+    if not file.is_file():
         raise UserError(
-            f"{path}: no such result; those of a run are in RUN/eval, e.g. RUN/eval/after.json"
+            f"{path}: no such result; the results of a run are in RUN/eval, e.g. RUN/eval/after.json"
         )
-    return read_file(found)
+    return read_file(file)
 
 
 @evaluate.command()
 @command_of(GroundingOptions)
 def grounding(options: GroundingOptions) -> None:
-    """Test whether a model points at what an instruction names: hit@1 with 95 % intervals, by trait.
+    """Test whether a model points at what an instruction names: hit@1 with 95 % intervals.
 
-    Reads ScreenSpot, ScreenSpot-v2, ScreenSpot-Pro, OSWorld-G, UI-Vision and MMBench-GUI L2 from
-    local folders; nothing is fetched. Answers are kept as they come: a second start goes on.
-    Prompt, max_pixels and coordinates are told with every figure. Misses are pictures on a page.
+    It reads ScreenSpot, ScreenSpot-v2, ScreenSpot-Pro, OSWorld-G, UI-Vision and MMBench-GUI L2 from local
+    folders, and downloads nothing. Answers are stored as they come, so that a second start continues the
+    first. Every figure is reported with prompt, max_pixels and coordinates, and by platform, application and
+    the like. A page shows the misses as pictures.
 
     Example: dart eval grounding sets/ScreenSpot-Pro --model models/UI-TARS-1.5-7B --action-parser uitars
 

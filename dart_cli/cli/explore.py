@@ -1,8 +1,8 @@
-"""`dart explore`: find the screens of an application, and what leads from one to another.
+"""`dart explore`: finds the screens of an application, and the actions that lead from one to another.
 
 run     explores; its name may be left out
-rows    grounding rows from what was found
-tasks   tasks from what was found
+rows    makes grounding rows from an exploration
+tasks   makes tasks from an exploration
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dart_cli.runtime.options import check_folder, command_of
 
 
 class _ExploreGroup(ProcessOrTool):
-    """`dart explore SUITE` explores; `dart explore COMMAND ...` makes something of what was found."""
+    """`dart explore SUITE` explores; `dart explore COMMAND ...` makes rows or tasks from an exploration."""
 
-    verb, process = "explore", "run"
+    command, process = "explore", "run"
 
 
 explore = typer.Typer(
@@ -31,11 +31,11 @@ explore = typer.Typer(
 
 @explore.callback()
 def _explore() -> None:
-    """Explore an application that no model was trained on: its screens, and what leads from one to another.
+    """Explore an application that is new to the model: its screens, and how one gets from one to another.
 
-    `dart explore SUITE --task PATTERN --out FOLDER` acts on what it finds, remembers what came of it and
-    prefers what it has tried least; `dart explore SUITE --help` shows its options.
-    The folder has a graph of screens and actions, which the commands make something of.
+    `dart explore SUITE --task PATTERN --out FOLDER` acts on the screens, records the results, and prefers
+    actions that it has tried least; `dart explore SUITE --help` shows its options. It writes a graph of
+    screens and actions to the folder. The commands below make grounding rows and tasks from it.
 
     Example: dart explore desk --task 'desk/settings-*' --app settings --out explored/settings
     """
@@ -44,13 +44,13 @@ def _explore() -> None:
 @explore.command("run")
 @command_of(ExploreOptions)
 def run_(options: ExploreOptions) -> None:
-    """Act on what each screen offers, and keep every screen and what led to it.
+    """Act on the elements of each screen, and record every screen and how it was reached.
 
-    What was tried least on a screen comes first; with `--chooser q` what may lead to new screens. Buttons
-    named delete, pay, send, log out, shut down and the like are left alone: --dry-run shows the whole list.
-    Ends when the steps are used up, or when everything on every known screen was tried. A second start goes on
-    where the first ended or was killed. The last line of stdout is JSON: screens, depth, no-op rate, steps.
-    The word `run` may be left out.
+    The element that was tried least on a screen comes first; with `--chooser q`, the one that may lead to new
+    screens. Buttons named delete, pay, send, log out, shut down and the like are never used; --dry-run shows
+    the whole list. The command ends when the steps are used up, or when everything on every screen was tried.
+    A second start continues where the first ended or was killed. The last line of stdout is JSON: screens,
+    depth, no-op rate, steps. The word `run` may be left out.
 
     Example: dart explore miniwob --task miniwob/email-inbox --steps 200 --out explored/email
 
@@ -65,7 +65,8 @@ def run_(options: ExploreOptions) -> None:
 
 
 Explored = Annotated[
-    Path, typer.Argument(metavar="FOLDER", help="What `dart explore` wrote.", show_default=False)
+    Path,
+    typer.Argument(metavar="FOLDER", help="Folder that `dart explore` wrote.", show_default=False),
 ]
 
 
@@ -76,16 +77,16 @@ def rows(
     out: Annotated[
         Path,
         typer.Argument(
-            metavar="OUT", callback=check_folder, help="A new folder.", show_default=False
+            metavar="OUT", callback=check_folder, help="Folder to make.", show_default=False
         ),
     ],
     options: RowOptions,
 ) -> None:
-    """Grounding rows from an exploration: a query, a screenshot and the box that answers it.
+    """Make grounding rows from an exploration: a query, a screenshot, and the box that answers it.
 
-    OUT/train and OUT/test are sets that `dart eval grounding` and `dart tune` read. Screens are held out
-    whole: which ones follows from their ids, so that further exploring moves none. Elements that did nothing
-    are left out. The last line of stdout is JSON.
+    OUT/train and OUT/test are sets that `dart eval grounding` and `dart tune` read. Whole screens are held
+    out, chosen by their ids, so that further exploration does not move any to the other set. Elements that
+    did nothing are left out. The last line of stdout is JSON.
 
     Example: dart explore rows explored/settings sets/settings
     """
@@ -96,12 +97,12 @@ def rows(
     from dart_cli.explore.rows import make_rows
 
     with read_graph(folder) as graph:
-        told = make_rows(graph, out, options)
-    for split, found in told["splits"].items():
-        typer.echo(f"{split}: {found['rows']} rows of {found['screens']} screens", err=True)
-    for reason, count in told["left_out"].items():
+        counts = make_rows(graph, out, options)
+    for split, part in counts["splits"].items():
+        typer.echo(f"{split}: {part['rows']} rows of {part['screens']} screens", err=True)
+    for reason, count in counts["left_out"].items():
         typer.echo(f"left out: {count} {reason}", err=True)
-    typer.echo(json.dumps(told))
+    typer.echo(json.dumps(counts))
 
 
 @explore.command()
@@ -113,18 +114,18 @@ def tasks(
         typer.Argument(
             metavar="OUT",
             callback=check_folder,
-            help="The folder of the tasks.",
+            help="Folder of the tasks; made if need be.",
             show_default=False,
         ),
     ],
     options: TaskOptions,
 ) -> None:
-    """Tasks from an exploration: reach a screen, judged by the environment's own state.
+    """Make tasks from an exploration: to reach a screen, checked by the state of the environment.
 
-    Each known screen that steps always led to is a goal, named by its title or by what can be used there. Its
-    path is replayed from the start on several seeds; seeds on which it fails are dropped, and so is a
-    task that keeps none. `explored:OUT` is then a suite for any run, for `dart env check` and `play`.
-    The last line of stdout is JSON.
+    A screen that its steps always lead to becomes a goal, named by its title or by its elements. Its path is
+    replayed from the start on several seeds. Seeds on which it fails are dropped, and so is a task without
+    seeds. `explored:OUT` is then a suite for any run, and for `dart env check` and `play`. The last line of
+    stdout is JSON.
 
     Example: dart explore tasks explored/settings tasks/settings
 
@@ -132,13 +133,13 @@ def tasks(
     """
     from dart_cli.config.rules.machine import refuse_no_folder
 
-    refuse_no_folder(out)  # it is written at the end, after all replays
+    refuse_no_folder(out)  # now, since it is written after all replays
     from dart_cli.explore.graph import read_graph
     from dart_cli.explore.tasks import make_tasks
 
     with read_graph(folder) as graph:
-        told = make_tasks(graph, out, options)
-    for reason, count in told["left_out"].items():
+        counts = make_tasks(graph, out, options)
+    for reason, count in counts["left_out"].items():
         typer.echo(f"{count} screens have no task: {reason}", err=True)
-    typer.echo(f"{told['tasks']} tasks; play them with dart env play {told['suite']}", err=True)
-    typer.echo(json.dumps(told))
+    typer.echo(f"{counts['tasks']} tasks; play them with dart env play {counts['suite']}", err=True)
+    typer.echo(json.dumps(counts))

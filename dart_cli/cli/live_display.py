@@ -1,6 +1,6 @@
-"""What a person sees while `dart up` runs: a live page on a terminal, short lines elsewhere.
+"""What `dart up` shows while it runs: a live page on a terminal, short lines elsewhere.
 
-LiveDisplay  the newest snapshot of the run, and below it the latest notices
+LiveDisplay  shows the newest snapshot of the run, and below it the latest notices
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ logger = logging.getLogger(__name__)
 
 _PAGE_S = 1.0
 _LINE_S = 5.0
-_NOTICES = 6  # latest ones kept on the page
+_NOTICES = 6  # on the page: the latest ones
 
 
 class LiveDisplay:
-    """The page or lines that a person sees while the run goes on."""
+    """The live page, or the lines in its place, while the run goes on."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, markup=False, highlight=False)
         self._notices: deque[str] = deque(maxlen=_NOTICES)
         self._snapshot: Snapshot | None = None
         self._live: Live | None = None
-        self._stalls: dict[tuple[str, str], str] = {}  # known ones: kind, who -> text
+        self._stalls: dict[tuple[str, str], str] = {}  # that were reported: (kind, who) -> text
 
     @property
     def is_over(self) -> bool:
-        """Return True once the data service has said that the run is over."""
+        """Whether the data service has reported that the run is over."""
         return self._snapshot is not None and self._snapshot.stopping
 
     def notice(self, text: str) -> None:
-        """Show and log a line that a person should know."""
+        """Log a line and show it to the user."""
         logger.info("%s", text)
         self._notices.append(text)
         if self._live is not None:
@@ -56,13 +56,13 @@ class LiveDisplay:
             self._line(text)
 
     def leave(self) -> None:
-        """Show the terminal's cursor again; for an end by os._exit, which leaves no block."""
+        """Show the terminal's cursor again, before an end by os._exit, which runs no `finally` blocks."""
         if self._live is not None:
             self._console.show_cursor()
 
     @contextlib.asynccontextmanager
-    async def shown(self) -> AsyncIterator[None]:
-        """Yield a live page while inside, where there is a terminal."""
+    async def live_page(self) -> AsyncIterator[None]:
+        """Show a live page inside the context, if there is a terminal."""
         if not self._console.is_terminal:
             yield
             return
@@ -75,7 +75,7 @@ class LiveDisplay:
 
     @contextlib.asynccontextmanager
     async def watching(self, config: Config) -> AsyncIterator[None]:
-        """Ask the run's data process for snapshots and show them while inside."""
+        """Ask the data service for snapshots and show them, inside the context."""
         task = asyncio.create_task(self._watch(config))
         try:
             yield
@@ -88,11 +88,11 @@ class LiveDisplay:
             while True:
                 try:
                     self._snapshot = await watcher.snapshot()
-                except BusError as error:  # data starts, or restarts
+                except BusError as error:  # the data service starts, or restarts
                     logger.info("%s", error)
                     await asyncio.sleep(_PAGE_S)
                     continue
-                self.tell_stalls(self._snapshot)
+                self.report_stalls(self._snapshot)
                 if self._live is not None:
                     self._live.update(self._page(), refresh=True)
                     await asyncio.sleep(_PAGE_S)
@@ -100,18 +100,21 @@ class LiveDisplay:
                     self._line(progress_line(self._snapshot))
                     await asyncio.sleep(_LINE_S)
 
-    def tell_stalls(self, snapshot: Snapshot) -> None:
-        """Each stall once, where it begins; the page shows the present ones in full."""
+    def report_stalls(self, snapshot: Snapshot) -> None:
+        """Report each stall once when it begins and once when it is over.
+
+        The page shows the present ones in full.
+        """
         stalls = {} if snapshot.stopping else {(s.kind, s.who): s.text for s in snapshot.stalls}
         for key in stalls.keys() - self._stalls.keys():
-            self._tell(f"needs attention: {stalls[key]}")
+            self._report(f"needs attention: {stalls[key]}")
         for key in self._stalls.keys() - stalls.keys():
             if not snapshot.stopping:
-                self._tell(f"over: {self._stalls[key]}")
+                self._report(f"over: {self._stalls[key]}")
         self._stalls = stalls
 
-    def _tell(self, text: str) -> None:
-        """Into the log, and where there is no page to the terminal."""
+    def _report(self, text: str) -> None:
+        """Log a line, and print it where there is no page."""
         logger.info("%s", text)
         if self._live is None:
             self._line(text)

@@ -1,13 +1,13 @@
-"""The command line: `dart` itself, and the verbs that are the processes of a run.
+"""The command line: `dart` itself, and the commands rollout, train, up and status.
 
-    rollout, train   one process of a run, as `env` (env.py) and `data` (data.py) are
-    up, status       all of them at once; what they do and wait for
+    rollout, train   each starts one process of a run, as `env` (env.py) and `data` (data.py) do
+    up               starts all processes of a run
+    status           shows what they do and wait for
     main             runs a command line; an error is one line and an exit code
 
-Each verb checks its configuration whole, then starts one part, imported late: only the standard
-library and typer are imported here, so that `dart --help` answers at once. `eval` is in
-evaluate.py, `explore` in explore.py, `tune` in tune.py, `model` in model.py, the other verbs are in
-tools.py.
+Each command checks its configuration and then starts one part, which is imported late: only the standard
+library and typer are imported here, so that `dart --help` answers at once. The other commands are in modules
+of their names, or in tools.py.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ if TYPE_CHECKING:
     from dart_cli.config.schema import Config
 
 COLLECT_EVERY = 20_000
-"""Objects after which Python looks for garbage. With its own 700 that is a sixth of the time that torch
-and transformers take to load."""
+"""Allocations after which Python collects garbage. With its default of 700, the collector takes a sixth of
+the time in which torch and transformers load."""
 
 _UsageError: Any = typer.BadParameter.__base__  # typer has click's of its own, or click itself
 
 
 @contextmanager
 def _in_one_line() -> Iterator[None]:
-    """Raise typer's errors of usage as UserError: one line, in place of a box of five."""
+    """Raise typer's usage errors as UserError, which is printed in one line instead of a box of five."""
     try:
         yield
     except _UsageError as error:
@@ -78,34 +78,36 @@ PANELS = {
     "Evaluate": ("eval",),
     "Make": ("init", "tune", "export", "model", "explore"),
 }
-"""The verbs of the first help page by what they are for. `keys` is left out of it."""
+"""The commands of the first help page, by purpose. `keys` is not on it."""
 
 
-class _Verbs(typer.core.TyperGroup):
-    """Lists the verbs by what they are for; typer lists groups such as `env` and `data` last."""
+class _Commands(typer.core.TyperGroup):
+    """The commands of `dart`, listed by purpose; typer would list groups such as `env` and `data` last."""
 
-    def make_context(self, *arguments: Any, **named: Any) -> Any:
+    def make_context(self, *arguments: Any, **extra: Any) -> Any:
         """Read the options of `dart` itself."""
         with _in_one_line():
-            return super().make_context(*arguments, **named)
+            return super().make_context(*arguments, **extra)
 
     def invoke(self, ctx: Any) -> Any:
-        """Read the verb's arguments, and run it."""
+        """Read the arguments of the command, and run it."""
         with _in_one_line():
             return super().invoke(ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the verbs in the order of the help page."""
-        named = [name for verbs in PANELS.values() for name in verbs]
-        return [*named, *(name for name in super().list_commands(ctx) if name not in named)]
+        """Return the commands in the order of the help page."""
+        in_panels = [name for names in PANELS.values() for name in names]
+        others = [name for name in super().list_commands(ctx) if name not in in_panels]
+        return [*in_panels, *others]
 
 
 app = typer.Typer(
     name="dart",
-    cls=_Verbs,
-    help="Reinforcement learning for vision-language GUI agents, in decoupled processes.\n\n"
-    "Everything at once:   dart up configs/quickstart.toml\n\n"
-    "By hand, any order:   dart data C.toml;  dart train C.toml;  dart rollout C.toml;  "
+    cls=_Commands,
+    help="Trains vision-language models to use graphical interfaces, by reinforcement learning in "
+    "asynchronous processes.\n\n"
+    "All processes at once:   dart up configs/quickstart.toml\n\n"
+    "Or one by one, in any order:   dart data C.toml;  dart train C.toml;  dart rollout C.toml;  "
     "dart env C.toml",
     no_args_is_help=True,
     add_completion=False,
@@ -115,10 +117,12 @@ app = typer.Typer(
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command line; an error is one line on stderr and its class's exit code.
+    """Run the command line.
 
-    A path that the system refuses is the user's mistake, wherever it is found. Memory that is refused while a
-    model computes is one line, too; where a model is loaded, `policy.model.fits` has already said more.
+    An error is printed as one line on stderr and ends with the exit code of its class.
+
+    A path that the system refuses counts as a mistake of the user, wherever it occurs. Running out of memory
+    while a model computes is one line, too.
     """
     take_streams()
     gc.set_threshold(COLLECT_EVERY)
@@ -133,8 +137,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except OSError as error:
         if error.filename is None:
             raise
-        cure = cure_of(error, "name another path")
-        say_error(f"{error.filename}: {error.strerror}; {cure}")
+        fix = cure_of(error, "name another path")
+        say_error(f"{error.filename}: {error.strerror}; {fix}")
         code = 2
     except KeyboardInterrupt:
         code = 130
@@ -142,8 +146,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         if not is_out_of_memory(error):
             raise
         say_error(
-            f"out of memory: {first_line(error)}; end what else uses it (nvidia-smi lists it for a GPU), or "
-            "lower rollout.max_batch or train.pack_tokens"
+            f"out of memory: {first_line(error)}; end other programs that use it (nvidia-smi lists those "
+            "on a GPU), or lower rollout.max_batch or train.pack_tokens"
         )
         code = 1
     sys.exit(results_written(code))
@@ -151,25 +155,25 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 @cache
 def _command() -> Any:
-    """Return what typer makes of all verbs; made once, however often a process calls `main`."""
+    """Return the command that typer makes of `app`; it is made once in a process."""
     root: Any = typer.main.get_command(app)
-    for panel, verbs in PANELS.items():
-        for verb in verbs:
-            root.commands[verb].rich_help_panel = panel
+    for panel, names in PANELS.items():
+        for name in names:
+            root.commands[name].rich_help_panel = panel
     _unwrap(root)
     return root
 
 
 def _unwrap(command: Any) -> None:
-    """Take the source's line breaks out of the paragraphs of a help page: the terminal has its own."""
+    """Remove the line breaks of the source from a help text; the terminal breaks lines itself."""
     paragraphs = (command.help or "").split("\n\n")
-    command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
-    for each in getattr(command, "commands", {}).values():
-        _unwrap(each)
+    command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    for subcommand in getattr(command, "commands", {}).values():
+        _unwrap(subcommand)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_set: bool) -> None:
+    if is_set:
         from dart_cli import __version__
 
         typer.echo(f"dart {__version__}")
@@ -181,7 +185,7 @@ def _dart(
     _version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_version, is_eager=True, help="Print the version and end."
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
@@ -209,9 +213,9 @@ def rollout(
     force: Force = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Serve the policy: answer environments with actions, take new weights while serving.
+    """Run a rollout worker: answer environments with actions, and take new weights meanwhile.
 
-    One per GPU (or group of GPUs); workers may come and go at any time.
+    Start one for each GPU (or group of GPUs). Workers may be started and stopped at any time.
 
     Example: CUDA_VISIBLE_DEVICES=2 dart rollout configs/ui-tars-7b.toml
     """
@@ -246,9 +250,9 @@ def train(
     force: Force = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Train: take a batch, update, publish the new weights; resume from the last checkpoint.
+    """Run the trainer: update on batches, publish new weights, resume from the last checkpoint.
 
-    One per run.
+    A run has one.
 
     Example: dart train configs/quickstart.toml --set train.lr=1e-4
     """
@@ -260,7 +264,7 @@ def train(
     from dart_cli.train.ranks.watch import rank_of
 
     if config.train.device != "cpu":
-        grow_segments()  # here, so that all ranks have it, also those of torchrun
+        grow_segments()  # here, so that it applies to all ranks, also those of torchrun
     if rank_of():
         from dart_cli.train.ranks.follower import serve
 
@@ -292,7 +296,7 @@ def up(
         str | None,
         typer.Option(
             metavar="ADDRESS|local",
-            help="Place the processes on the Ray cluster at HOST:PORT, of which this host is a node.",
+            help="Run the processes on the Ray cluster at HOST:PORT; this host must be one of its nodes.",
             show_default=False,
         ),
     ] = None,
@@ -301,10 +305,11 @@ def up(
     smoke_test: SmokeTest = False,
     smoke_test_minutes: SmokeTestMinutes = None,
 ) -> None:
-    """Start data, train, rollout and env processes, show one live page, end them together.
+    """Run everything: start all processes of a run, show a live page, end them together.
 
-    A run that was stopped continues where it was. Ctrl-C ends everything cleanly. With --ray each runs
-    where the cluster has room for it; `--ray local` starts Ray on this host, to try that.
+    The processes are the data service, the trainer, rollout workers and environments. A run that was stopped
+    continues where it was. Ctrl-C ends all processes cleanly. With --ray, each process runs where the cluster
+    has room for it; `--ray local` starts Ray on this host, to try it.
 
     Example: dart up configs/quickstart.toml --set train.lr=0 --fresh
 
@@ -326,12 +331,12 @@ def up(
         from bus.errors import ConfigError
 
         raise ConfigError(
-            "up.serve cannot be true with --ray, which places processes where no agent would find the "
-            "endpoint; leave --ray out (docs/serve.md)"
+            "up.serve cannot be true with --ray: agents would not know the host of the endpoint; leave --ray "
+            "out (docs/serve.md)"
         )
     if dry_run:
         if ray is not None:
-            print_dry_run(config, "data", {"ray": _asked_for(config)}, force=force, fresh=fresh)
+            print_dry_run(config, "data", {"ray": _demands(config)}, force=force, fresh=fresh)
         else:
             print_dry_run(config, None, force=force, fresh=fresh)
         return
@@ -342,7 +347,7 @@ def up(
     )
 
 
-def _asked_for(config: Config) -> str:
+def _demands(config: Config) -> str:
     from dart_cli.cluster.demands import summary
 
     return summary(config)
@@ -352,18 +357,20 @@ def _asked_for(config: Config) -> str:
 def status(
     target: RunTarget = None,
     overrides: Overrides = None,
-    once: Annotated[bool, typer.Option("--once", help="Print the page once and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the page once and exit.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the snapshot as one line of JSON.")
     ] = False,
     watch: Annotated[
         float,
-        typer.Option("--watch", metavar="SECONDS", min=0.2, help="Seconds between two pages."),
+        typer.Option(
+            "--watch", metavar="SECONDS", min=0.2, help="Seconds between two updates of the page."
+        ),
     ] = 2.0,
     stacks: Annotated[
         bool,
         typer.Option(
-            "--stacks", help="Print the stacks of the run's processes on this host, and end."
+            "--stacks", help="Print the stacks of the run's processes on this host, and exit."
         ),
     ] = False,
     prometheus: Annotated[
@@ -373,18 +380,18 @@ def status(
             min=0,
             max=65535,
             show_default=False,
-            help="Serve metrics for Prometheus on loopback instead; 0 for any port.",
+            help="Serve metrics for Prometheus on loopback instead; 0 takes any port.",
         ),
     ] = None,
 ) -> None:
-    """Show the run live: how far it is, what needs attention, success by task, processes, numbers.
+    """Show a run live: its progress, what needs attention, success by task, processes, numbers.
 
-    The live page leaves out what the window has no room for, and says so; --once prints all of it. Where no
-    data service answers, the page is the one that it last reported.
+    The live page leaves out parts for which the window has no room, and says so; --once prints all of it. If
+    the data service does not answer, the page shows its last report. The live page waits for a run that has
+    not begun. Without a terminal the page is printed once; with --json and --watch, as one line each time.
 
-    Ends with 0 where the run is healthy or over, with 1 where a process is dead, a stall is known, or the run
-    is not over and no data service answers. The live page waits for a run that has not begun. Without a terminal
-    it prints once; with --json and --watch, one line each time.
+    The command ends with 0 if the run is healthy or over, and with 1 if a process is dead, if there is a
+    stall, or if the run is not over and the data service does not answer.
 
     Example: dart status runs/quickstart --once --json | jq .success
     """

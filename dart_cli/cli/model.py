@@ -1,7 +1,7 @@
-"""`dart model`: folders of models.
+"""`dart model`: makes folders of models, and rows for a verifier.
 
-add_pointer     a folder with a pointer head, from one without
-verifier_rows   rows that a verifier is trained on, from a grounding set
+add_pointer     makes a folder with a pointer head from one without
+verifier_rows   makes training rows for a verifier from a grounding set
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ model = typer.Typer(no_args_is_help=True)
 
 @model.callback()
 def _model() -> None:
-    """Make folders of models, and rows for a verifier.
+    """Make model folders with a pointer head, and training rows for a verifier.
 
     Example: dart model add-pointer builtin:tiny runs/models/tiny-pointer
     """
@@ -39,15 +39,15 @@ def add_pointer(
         Path, typer.Argument(metavar="OUT", help="The folder to make.", show_default=False)
     ],
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Of the head's initial values.")
+        int, typer.Option(min=0, max=2**63 - 1, help="Seed of the head's initial values.")
     ] = 0,
 ) -> None:
-    """Give a model a head that points at a patch of the screenshot, as a new folder.
+    """Make a new model folder with a head that points at a patch of the screenshot.
 
-    Added are three tokens, whose embeddings start at the mean of all others, and the head's tensors
-    (8 d^2 + 10 d numbers for a model of width d). All else is as it was: with policy.pointing = "text"
-    the folder is the same model. FOLDER is only read. An untrained head points nowhere: train it on
-    places first (docs/pointing.md).
+    The new folder has three more tokens, whose embeddings start at the mean of all others, and the tensors of
+    the head (8 d^2 + 10 d numbers for a model of width d). Everything else is copied: with policy.pointing =
+    "text" the folder is the same model. FOLDER is not changed. An untrained head points at random places;
+    train it first (docs/pointing.md).
 
     Example: dart model add-pointer builtin:tiny runs/models/tiny-pointer
 
@@ -80,31 +80,37 @@ def verifier_rows(
     ],
     layout: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Layout of the set; default the one its files show."),
+        typer.Option(
+            metavar="NAME", help="Layout of the set; by default recognised from its files."
+        ),
     ] = "",
-    radius: Annotated[int, typer.Option(min=1, max=500, help="Of the circle, pixels.")] = 7,
-    width: Annotated[int, typer.Option(min=1, max=100, help="Of its line, pixels.")] = 3,
+    radius: Annotated[int, typer.Option(min=1, max=500, help="Radius of the circle, pixels.")] = 7,
+    width: Annotated[
+        int, typer.Option(min=1, max=100, help="Width of the circle's line, pixels.")
+    ] = 3,
     reach: Annotated[
         int | None,
         typer.Option(
             min=8,
             max=10000,
-            help="Pixels of the crop to each side of the place; default a sixth of the shorter side of a screenshot.",
+            help="Pixels that the crop reaches to each side of the place; by default a sixth of a screenshot's "
+            "shorter side.",
             show_default=False,
         ),
     ] = None,
     prompt: Annotated[
-        str, typer.Option(help="What is asked, with {instruction} in it.", show_default=False)
+        str, typer.Option(help="The question, with {instruction} in it.", show_default=False)
     ] = "",
     limit: Annotated[
-        int | None, typer.Option(min=1, show_default=False, help="Of the first so many items.")
+        int | None,
+        typer.Option(min=1, show_default=False, help="Make rows of the first N items only."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the places that are drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random places.")] = 0,
 ) -> None:
-    """Make training rows for a verifier: screenshots with a red circle, in the right place or not.
+    """Make training rows for a verifier: screenshots with a red circle, in a right or wrong place.
 
-    Of each item two right places and two wrong ones: on a near neighbour, where the screenshot has one,
-    and just beside the target. Pictures are made as at inference, and OUT says how.
+    Each item gives two right places and two wrong ones: on a near neighbour, if the screenshot has one, and
+    just beside the target. The pictures are made as at inference; OUT has these settings.
 
     Example: dart model verifier-rows sets/made/train sets/rows
     """
@@ -117,7 +123,8 @@ def verifier_rows(
     from dart_cli.policy.verifier import VerifierSpec  # it brings torch
     from dart_cli.tune.verifier_rows import make_rows, reach_of
 
-    asked = {"prompt": prompt} if prompt else {}
-    shown = VerifierSpec(radius=radius, width=width, reach=reach or reach_of(data, layout), **asked)
-    counts = make_rows(data, out, shown, layout=layout, seed=seed, limit=limit or 0)
+    question = {"prompt": prompt} if prompt else {}
+    reach = reach or reach_of(data, layout)
+    spec = VerifierSpec(radius=radius, width=width, reach=reach, **question)
+    counts = make_rows(data, out, spec, layout=layout, seed=seed, limit=limit or 0)
     typer.echo(f"{out}: {json.dumps(counts)}")

@@ -1,11 +1,11 @@
-"""What several verbs of the command line share: their arguments, and how they read a configuration.
+"""Arguments and options that several commands have, and how they read a configuration.
 
-ConfigPath, RunTarget, Force, SmokeTest, SmokeTestMinutes, WorkerOption   arguments and options by type
-ProcessOrTool  a verb that is a process of the run, and has tools beside it
-load_checked   a configuration file, checked for a role
-config_of      a configuration file, or a run directory
-refuse_other   the error where a run cannot go on with this configuration
-refuse_beside  the error for options that mean nothing beside another
+ConfigPath, RunTarget, Force, Rehearse, RehearseMinutes, WorkerOption   types of arguments and options
+ProcessOrTool  a command that starts a process of the run, and has tools as subcommands
+load_checked   reads a configuration file and checks it for a role
+config_of      reads the configuration of a file or a run directory
+refuse_other   raises the error where a run cannot continue with a configuration
+refuse_beside  raises the error for options that mean nothing beside another
 print_dry_run  prints what `--dry-run` shows
 """
 
@@ -30,7 +30,7 @@ RunTarget = Annotated[
     Path | None,
     typer.Argument(
         metavar="CONFIG_OR_RUN",
-        help="TOML file or run directory; default the run below runs/ that was written to last.",
+        help="TOML file or run directory; by default the newest run below runs/.",
         show_default=False,
     ),
 ]
@@ -38,14 +38,15 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="Go on with a run that was started with another suite, model, action parser or coordinates.",
+        help="Continue a run that was started with another suite, model, action parser or coordinates.",
     ),
 ]
 SmokeTest = Annotated[
     bool,
     typer.Option(
-        "--smoke-test",
-        help="Only play the run in miniature on this host, in a directory of its own: docs/smoke-test.md.",
+        "--rehearse",
+        help="Run a smoke test only: play the run in miniature on this host, in a separate directory "
+        "(docs/rehearsal.md).",
     ),
 ]
 SmokeTestMinutes = Annotated[
@@ -56,47 +57,54 @@ SmokeTestMinutes = Annotated[
         min=1,
         max=1440,
         show_default=False,
-        help="The same within N minutes, by default 5: what does not fit is played smaller, or not at all.",
+        help="The smoke test within N minutes, by default 5; parts that do not fit are made smaller or left "
+        "out.",
     ),
 ]
 WorkerOption = Annotated[
-    str, typer.Option("--worker", metavar="NAME", help="Name in the run; default ROLE-0, -1, ...")
+    str,
+    typer.Option(
+        "--worker", metavar="NAME", help="Name in the run; by default ROLE-0, ROLE-1, ..."
+    ),
 ]
 
 
 class ProcessOrTool(typer.core.TyperGroup):
-    """`dart VERB CONFIG` starts the process; `dart VERB COMMAND ...` is one of the tools."""
+    """`dart COMMAND CONFIG` starts the process; `dart COMMAND TOOL ...` is one of the tools."""
 
-    verb: ClassVar[str]
-    process: ClassVar[str]  # the command whose name may be left out
+    command: ClassVar[str]
+    process: ClassVar[str]  # the subcommand whose name may be left out
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Arguments that do not begin with a command's name are for the process."""
+        """Pass arguments to the process unless they begin with the name of a tool."""
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             self._refuse_misspelt(ctx, args[0])
             args = [self.process, *args]
         return super().parse_args(ctx, args)
 
     def _refuse_misspelt(self, ctx: typer.Context, first: str) -> None:
-        """End with an error for a word that is no file, and nearly a command's name."""
+        """End with an error for a word that is no file and resembles the name of a tool."""
         if first.startswith("-") or Path(first).exists():
             return
         if close := difflib.get_close_matches(first, self.commands, n=1):
             ctx.fail(
-                f"no command and no file {first!r}; did you mean `dart {self.verb} {close[0]}`?"
+                f"no command and no file {first!r}; did you mean `dart {self.command} {close[0]}`?"
             )
 
 
 def refuse_beside(option: str, others: Mapping[str, object]) -> None:
-    """Raise ConfigError where one of these options is given, which mean nothing beside `option`."""
-    if given := [name for name, value in others.items() if value]:
+    """Raise ConfigError if one of the other options is set, which mean nothing beside `option`."""
+    if names := [name for name, value in others.items() if value]:
         from bus.errors import ConfigError
 
-        raise ConfigError(f"{given[0]} means nothing beside {option}; leave one of the two out")
+        raise ConfigError(f"{names[0]} means nothing beside {option}; leave one of the two out")
 
 
 def load_checked(path: Path, overrides: list[str] | None, role: Role | None) -> Config:
-    """Return the configuration, checked for `role`. Raises ConfigError."""
+    """Return the configuration in a file.
+
+    Raises ConfigError unless it is valid for `role` (None: for `dart up`).
+    """
     from dart_cli.config.load import Source, load_config
     from dart_cli.config.rules.check import check_config
 
@@ -111,10 +119,10 @@ def load_checked(path: Path, overrides: list[str] | None, role: Role | None) -> 
 
 
 def refuse_other(config: Config, *, force: bool = False) -> None:
-    """Raise ConfigError or ModelError where the run cannot go on with `config`.
+    """Raise ConfigError or ModelError if the run cannot continue with `config`.
 
-    Before anything starts, or is recorded. `force` lets a run go on with another suite or model, but
-    no trainer with a checkpoint of another model.
+    Call it before anything starts or is recorded. `force` allows another suite or model, but never a
+    checkpoint of another model.
     """
     from dart_cli.runtime.run_dir import refuse_another_run
     from dart_cli.train.checkpoints import identity
@@ -127,15 +135,15 @@ def refuse_other(config: Config, *, force: bool = False) -> None:
 def print_dry_run(
     config: Config,
     role: Role | None,
-    sharper: Mapping[str, str] | None = None,
+    details: Mapping[str, str] | None = None,
     *,
     force: bool = False,
     fresh: bool = False,
 ) -> None:
-    """Print what `--dry-run` shows; `sharper` replaces texts of subjects by the verb's own.
+    """Print what `--dry-run` shows. `details` replaces the texts of some subjects by more exact ones.
 
-    Raises ConfigError where the start would be refused without `force`, and where it cannot fit.
-    With `fresh` the run begins anew.
+    Raises ConfigError where the start would be refused without `force`, and where the run does not fit the
+    host. With `fresh` the run begins anew.
     """
     from dart_cli.config.devices import gpus_of
     from dart_cli.config.dry_run import describe
@@ -152,7 +160,7 @@ def print_dry_run(
         refuse_slots(config, envs=max(1, config.up.envs) if role is None else 1)
     if role in ("train", "rollout"):
         gpus_of(config, role, role)
-    for subject, text in {**dict(describe(config, role)), **(sharper or {})}.items():
+    for subject, text in {**dict(describe(config, role)), **(details or {})}.items():
         typer.echo(f"{subject + ':':<10} {text}")
     if role in (None, "train", "rollout"):
         for subject, text in refuse_misfit(config, role):
@@ -161,7 +169,10 @@ def print_dry_run(
 
 
 def config_of(target: Path, overrides: list[str] | None = None) -> Config:
-    """Return the configuration in a file, or the one that a run directory was started with."""
+    """Return the configuration in a file, or the one with which a run directory was started.
+
+    Raises UserError.
+    """
     from dart_cli.config.load import load_config, refuse_overrides
     from dart_cli.runtime.run_dir import read_run, refuse_missing
 

@@ -1,8 +1,8 @@
-"""Pages made from the code: `python -m dart_cli.cli.reference` writes docs/cli.md, config.md, your-words.md, and a table.
+"""Writes pages of the documentation from the code: `python -m dart_cli.cli.reference`.
 
-cli_reference  every verb with its arguments and options, as Markdown
-write_pages    writes it, the reference of every key (config/template.py), the words of other tools
-               (config/unknown_keys.py), and the table of actions in docs/environments/index.md (envs/contract/actions.py)
+cli_reference  returns docs/cli.md: every command with its arguments and options
+write_pages    writes docs/cli.md, docs/config.md (config/template.py), docs/your-words.md (config/unknown_keys.py)
+               and the table of actions in docs/environments/index.md (envs/contract/actions.py)
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from envs.contract.actions import with_table
 
 
 def cli_reference() -> str:
-    """Markdown of all verbs, from the same texts as `--help`."""
+    """Return the page of all commands, from the same texts as `--help`."""
     root = typer.main.get_command(app)
     lines = [
         "# Command line",
         "",
         "This page is made from the code (`python -m dart_cli.cli.reference`); a test compares them.",
-        "Every verb answers `--help`. Exit codes: 0 done, 1 a fault of the run, 2 a mistake whose",
+        "Every command has `--help`. Exit codes: 0 success, 1 a fault of the run, 2 a mistake whose",
         "message names the fix, 3 a run that needed attention for `train.attention_minutes`, 130 interrupted",
-        "(143 by SIGTERM, 129 by SIGHUP), 141 the reader of its output has gone. `dart status` ends",
-        "with 1 where the run is not healthy, `dart doctor` where it cannot work, `dart env check`",
-        "where a task has to be fixed.",
-        "`dart --help` lists the verbs by what they are for, without `keys`.",
+        "(143 by SIGTERM, 129 by SIGHUP), 141 the reader of its output has ended. `dart status` ends",
+        "with 1 if the run is not healthy, `dart doctor` if it cannot work, `dart env check`",
+        "if a task has to be fixed.",
+        "`dart --help` lists the commands by purpose, without `keys`.",
     ]
     with typer.Context(root, info_name="dart") as context:
         for name in root.list_commands(context):  # type: ignore[attr-defined]
             command = root.commands[name]  # type: ignore[attr-defined]
-            lines += _verb(typer.Context(command, info_name=name, parent=context), "##")
+            lines += _command(typer.Context(command, info_name=name, parent=context), "##")
     return "\n".join(lines) + "\n"
 
 
-def _verb(context: typer.Context, mark: str) -> list[str]:
-    """One verb, and the commands below it if it has some, each below a heading."""
+def _command(context: typer.Context, mark: str) -> list[str]:
+    """Return the lines of a command and its subcommands, each below a heading."""
     lines = ["", f"{mark} `{context.command_path}`", "", *_unwrapped(context.command.help or "")]
     for title, rows in _options(context):
         lines += ["", f"| {title} | meaning |", "| --- | --- |"]
         lines += [f"| `{left}` | {right} |" for left, right in rows]
     for name, command in getattr(context.command, "commands", {}).items():
-        lines += _verb(typer.Context(command, info_name=name, parent=context), f"{mark}#")
+        lines += _command(typer.Context(command, info_name=name, parent=context), f"{mark}#")
     return lines
 
 
 def _unwrapped(text: str) -> list[str]:
-    """Help text as Markdown: examples in code blocks."""
+    """Return a help text as Markdown, with its examples as code blocks."""
     lines: list[str] = []
     for line in text.strip().splitlines():
         if line.startswith("Example: "):

@@ -1,4 +1,4 @@
-"""`dart serve`: the policy as a chat endpoint, a process of a run in the place of `dart env`, or a model alone."""
+"""`dart serve`: serves the policy of a run, or a model alone, as a chat endpoint for other programs."""
 
 from __future__ import annotations
 
@@ -32,30 +32,34 @@ def serve(
         str,
         typer.Option(
             metavar="FOLDER",
-            help="Serve this model alone, without a run, e.g. a folder of `dart export`, or builtin:tiny.",
+            help="Serve this model without a run, e.g. a folder of `dart export`, or builtin:tiny.",
         ),
     ] = "",
     overrides: Overrides = None,
     port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65535, show_default=False, help="0 for any; default serve.port, 8480."
+            min=0,
+            max=65535,
+            show_default=False,
+            help="Port; 0 takes any. By default serve.port, 8480.",
         ),
     ] = None,
     token: Annotated[
         bool,
         typer.Option(
-            "--token", help="Ask for a token on loopback, too: for a machine that others use."
+            "--token", help="Require a token on loopback, too; for a machine that others use."
         ),
     ] = False,
     worker: WorkerOption = "",
     force: Force = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Serve the policy as an OpenAI-compatible chat endpoint to agents of other programs, and train on what they play.
+    """Serve the policy as an OpenAI-compatible chat endpoint, and train on the episodes of its clients.
 
-    A process of a run in the place of `dart env`. An agent opens a session, which is one episode of a task,
-    asks for completions with screenshots as data URLs, acts in its own environment, and submits a reward:
+    It takes the place of `dart env` in a run. A client, which is an agent of another program, opens a
+    session, which is one episode of a task, asks for completions with screenshots as data URLs, acts in its
+    own environment, and submits a reward:
 
     curl --json '{"task": "mini/click"}' localhost:8480/v1/sessions
 
@@ -63,11 +67,12 @@ def serve(
 
     curl --json '{"reward": 1}' localhost:8480/v1/sessions/ID/end
 
-    On loopback unless serve.host names another address; beyond it with a token, the API key, from the
-    environment variable DART_SERVE_TOKEN or else drawn and printed. docs/serve.md has the rest.
+    The endpoint is on loopback unless serve.host names another address. Beyond loopback, clients need a token
+    as API key: the value of the environment variable DART_SERVE_TOKEN, or a random one that is printed.
+    docs/serve.md has the rest.
 
-    With --model nothing but this process is needed, a request needs no session, and nothing is trained on.
-    A CONFIG beside it says how the model is loaded and how it writes actions.
+    With --model, no other process is needed, requests need no session, and nothing is trained. A CONFIG
+    beside it sets how the model is loaded and how it writes actions.
 
     Example: dart up my.toml --set up.serve=true --set up.envs=0
 
@@ -83,7 +88,7 @@ def serve(
         return
     if config_path is None:
         raise typer.BadParameter(
-            "missing: name the TOML file of a run, or a model with --model FOLDER",
+            "missing; name the TOML file of a run, or a model with --model FOLDER",
             param_hint="CONFIG",
         )
     config = load_checked(config_path, overrides, "serve")
@@ -105,7 +110,7 @@ def serve(
 def _serve_model(
     model: str, config_path: Path | None, overrides: list[str], *, guarded: bool, dry_run: bool
 ) -> None:
-    """Serve a model without a run. Raises UserError for a model or settings that cannot be."""
+    """Serve a model without a run. Raises UserError for a model or settings that cannot be used."""
     from dart_cli.config.values import to_toml
     from dart_cli.serve.sessions import action_language
     from dart_cli.serve.standalone import model_settings, refuse_no_model, serve_model
@@ -127,7 +132,7 @@ def _serve_model(
 
 
 def _check_packages() -> None:
-    """Raise MissingPartError if a package is missing."""
+    """Raise MissingPartError if a package that the endpoint needs is missing."""
     from bus.errors import MissingPartError
 
     try:

@@ -1,9 +1,10 @@
-"""The verbs of `dart` that are no process of a run: they look at one, judge one, or prepare one.
+"""Commands that start no process of a run: they show one, export one, or prepare one.
 
-view          web pages of a run
-export        a run's weights as a Hugging Face folder
-doctor        whether this host has what a run needs
-init, keys    a starter configuration; keys for tcp
+view     serves web pages of a run
+export   writes a run's weights as a Hugging Face folder
+doctor   checks whether this host has what a run needs
+init     writes a starter configuration
+keys     makes the keys of a run over tcp
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def view(
         Path | None,
         typer.Argument(
             metavar="CONFIG_OR_RUN",
-            help="TOML file, run directory, a folder of runs, or of an exploration; default the run below "
-            "runs/ that was written to last.",
+            help="TOML file, run directory, folder of runs, or folder of an exploration; by default the newest run "
+            "below runs/.",
             show_default=False,
         ),
     ] = None,
@@ -39,17 +40,22 @@ def view(
     port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65535, show_default=False, help="0 for any; default the first from 8470 on."
+            min=0,
+            max=65535,
+            show_default=False,
+            help="Port; 0 takes any. By default the first free one from 8470 on.",
         ),
     ] = None,
     host: Annotated[
         str,
-        typer.Option(help="Address to serve on; beyond loopback with a token, which is printed."),
+        typer.Option(
+            help="Address to serve on. Beyond loopback a token is required, which is printed."
+        ),
     ] = "127.0.0.1",
     token: Annotated[
         bool,
         typer.Option(
-            "--token", help="Ask for a token on loopback, too: for a machine that others use."
+            "--token", help="Require a token on loopback, too; for a machine that others use."
         ),
     ] = False,
     export: Annotated[
@@ -57,22 +63,24 @@ def view(
         typer.Option(
             metavar="FILE.html",
             callback=check_out,
-            help="Write one self-contained page instead of serving any.",
+            help="Write one self-contained page to this file instead of serving pages.",
         ),
     ] = None,
     trajectory: Annotated[
         str,
-        typer.Option(metavar="ID", help="--export: the page of this trajectory, not of the run."),
+        typer.Option(
+            metavar="ID", help="With --export: the page of this trajectory instead of the run's."
+        ),
     ] = "",
 ) -> None:
-    """Serve pages to look into a run: curves, tasks, groups, trajectories as filmstrips.
+    """Show a run in the browser: curves, tasks, groups, trajectories as filmstrips, evaluations.
 
-    Of a folder of runs: their list, and those that you mark side by side, with the settings that differ.
-    Of an exploration: its graph as a picture that one can walk. Evaluations have pages of their own,
-    also where nothing was trained.
+    For a folder of runs, show a list, and compare the runs that you mark, with the settings that differ. For
+    an exploration, show its graph as a picture to walk through. A live run can be viewed; it is not
+    disturbed.
 
-    Also of a live run, which is not disturbed. On loopback unless --host names another address; to
-    reach a remote machine, prefer a tunnel: ssh -L 8470:localhost:8470 HOST.
+    The pages are on loopback unless --host names another address. To view a run on a remote machine, use a
+    tunnel: ssh -L 8470:localhost:8470 HOST.
 
     Example: dart view runs/quickstart
 
@@ -83,8 +91,8 @@ def view(
     from bus.errors import ConfigError, MissingPartError
 
     if trajectory and export is None:
-        raise ConfigError("--trajectory chooses what --export writes: add --export FILE.html")
-    from dart_cli.inspection.run_lookup import find_run
+        raise ConfigError("--trajectory chooses the page of --export; add --export FILE.html")
+    from dart_cli.inspection.find import find_run
 
     try:
         from dart_cli.view.server import (
@@ -101,21 +109,22 @@ def view(
         raise MissingPartError(
             f"`dart view` needs the package {error.name}: pip install -e '.[view]' in dart's folder"
         ) from None
-    explored = target is not None and is_graph(target)
+    is_exploration = target is not None and is_graph(target)
     if export is None and target is not None:
-        # Where nothing was trained, evaluations are all that there is.
-        evaluated = target if target.is_dir() else config_of(target, overrides).run.dir
-        if not is_run(evaluated) and has_evaluations(evaluated):
-            run_view(evaluated, host=host, port=port, guarded=token)
+        # A directory in which nothing was trained may still have evaluations.
+        folder = target if target.is_dir() else config_of(target, overrides).run.dir
+        if not is_run(folder) and has_evaluations(folder):
+            run_view(folder, host=host, port=port, guarded=token)
             return
     if export is None:
-        several = target is not None and target.is_dir() and (explored or bool(runs_in(target)))
-        place = (
-            target if target and several and not overrides else find_run(target, overrides or [])
+        is_shown_whole = (
+            target is not None and target.is_dir() and (is_exploration or bool(runs_in(target)))
         )
-        run_view(place, host=host, port=port, guarded=token)
+        if target is None or not is_shown_whole or overrides:
+            target = find_run(target, overrides or [])
+        run_view(target, host=host, port=port, guarded=token)
         return
-    run_dir = target if target and explored else find_run(target, overrides or [])
+    run_dir = target if target and is_exploration else find_run(target, overrides or [])
     size = write_file(run_dir, export, trajectory)
     typer.echo(f"{export}: {size / 2**20:.1f} MiB, open it in a browser")
 
@@ -129,33 +138,37 @@ def export(
     overrides: Overrides = None,
     version: Annotated[
         int | None,
-        typer.Option(min=0, show_default=False, help="The published version; default the newest."),
+        typer.Option(
+            min=0, show_default=False, help="The published version; by default the newest."
+        ),
     ] = None,
     checkpoint: Annotated[
         bool,
         typer.Option(
-            "--checkpoint", help="The newest checkpoint instead, which may be newer or older."
+            "--checkpoint",
+            help="Export the newest checkpoint instead, which may be newer or older.",
         ),
     ] = False,
     merge: Annotated[
         bool,
         typer.Option(
-            "--merged", help="With model.lora: the whole model, its adapters in its weights."
+            "--merged",
+            help="With model.lora: export the whole model, with the adapters in its weights.",
         ),
     ] = False,
 ) -> None:
-    """Write a run's weights as a Hugging Face folder, with a model card of how they were trained.
+    """Write a run's weights as a Hugging Face folder, with a model card about their training.
 
-    Whole weights in safetensors (in shards above 5 GB), configuration, tokenizer, chat template and
-    image processor: transformers, vLLM and `model.path` load it. With `model.lora` the adapters alone,
-    which peft and vLLM load, or with --merged the whole model. The run may be live.
+    The folder has the weights in safetensors (in shards above 5 GB), configuration, tokenizer, chat template
+    and image processor; transformers, vLLM and `model.path` load it. With `model.lora` it has the adapters
+    alone, which peft and vLLM load, or with --merged the whole model. The run may be live.
 
     Example: dart export runs/quickstart exported --version 20
     """
     from bus.errors import UserError
 
     if checkpoint and version is not None:
-        raise UserError("--version names a published version: leave it out with --checkpoint")
+        raise UserError("--version names a published version; leave it out with --checkpoint")
     config = config_of(target, overrides)
     from dart_cli.config.rules.machine import refuse_out
 
@@ -172,22 +185,24 @@ def doctor(
         Path | None,
         typer.Argument(
             metavar="CONFIG_RUN_OR_MODEL",
-            help="TOML file, run directory or model folder; without one, only the host is examined.",
+            help="TOML file, run directory or model folder; without one, only the host is checked.",
             show_default=False,
         ),
     ] = None,
     overrides: Overrides = None,
     play: Annotated[
-        bool, typer.Option("--play", help="Play one episode end to end, in this process.")
+        bool, typer.Option("--play", help="Also play one episode end to end, in this process.")
     ] = False,
     parity: Annotated[
         bool,
         typer.Option(
-            "--parity", help="Compare the log-probabilities of engine and trainer, in this process."
+            "--parity",
+            help="Also compare the log-probabilities of engine and trainer, in this process.",
         ),
     ] = False,
     values: Annotated[
-        bool, typer.Option("--values", help="Read every weight, too: is any NaN or infinite?")
+        bool,
+        typer.Option("--values", help="Also read every weight, to find NaN and infinite ones."),
     ] = False,
     steps: Annotated[
         int | None,
@@ -197,7 +212,7 @@ def doctor(
             min=1,
             max=10_000,
             show_default=False,
-            help="Plan with episodes of N steps; default what the training tasks allow, on average.",
+            help="Plan with episodes of N steps; by default the mean step limit of the training tasks.",
         ),
     ] = None,
     as_json: Annotated[
@@ -206,14 +221,14 @@ def doctor(
     smoke_test: SmokeTest = False,
     smoke_test_minutes: SmokeTestMinutes = None,
 ) -> None:
-    """Examine this host for a run: packages, GPUs, programs, limits, disk, configuration, tasks.
+    """Check whether a run can work on this host: packages, GPUs, limits, disk, configuration, tasks.
 
-    Of a model: whether its folder is whole, and fits; no code of it is run.
+    For a configuration, it also plans the memory of each trainer rank and engine, main memory and disk
+    (docs/hardware.md). For a model folder, it checks that the folder is complete and that the model fits; no
+    code of the folder is run.
 
-    Of a configuration: memory of each trainer rank and engine, main memory, disk (docs/hardware.md).
-
-    Each line is ok, a warning or an error with its cure. Ends with 0 where a run can work, with 2 where
-    it does not fit this host, else 1.
+    Each line is ok, or a warning or error with its fix. The command ends with 0 if the run can work, with 2
+    if it does not fit this host, and otherwise with 1.
 
     Example: dart doctor configs/quickstart.toml --play
 
@@ -226,18 +241,20 @@ def doctor(
     from dart_cli.doctor.examine import run_doctor
 
     if (play or parity or values or steps) and target is None:
-        given = {"--play": play, "--parity": parity, "--values": values, "--steps": steps}
-        asked = next(name for name, value in given.items() if value)
-        raise ConfigError(f"{asked} needs to know what: add the TOML file of a run")
+        options = {"--play": play, "--parity": parity, "--values": values, "--steps": steps}
+        option = next(name for name, value in options.items() if value)
+        raise ConfigError(f"{option} needs a run; add its TOML file")
     if target is not None and not target.exists():
-        shipped = "; a model that ships is examined with the TOML file of a run that names it"
+        shipped = (
+            "; a model that ships with dart is checked with the TOML file of a run that names it"
+        )
         raise ConfigError(
             f"no such file or folder: {target}; name a TOML file, a run directory or a model folder"
             f"{shipped if str(target) in BUILTIN else ''}"
         )
     if smoke_test or smoke_test_minutes is not None:
         if target is None or target.is_dir():
-            raise ConfigError("--smoke-test plays the run of a TOML file: name one")
+            raise ConfigError("--rehearse plays the run of a TOML file; name one")
         others = {"--play": play, "--parity": parity, "--values": values, "--steps": steps}
         refuse_beside("--smoke-test", others | {"--json": as_json})
         from dart_cli.smoke_test.run_smoke_test import run_smoke_test
@@ -264,34 +281,34 @@ def doctor(
 def init(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", callback=check_folder, help="Folder; made if need be."),
+        typer.Argument(
+            metavar="DIR", callback=check_folder, help="Folder of the new file; made if need be."
+        ),
     ],
     template: Annotated[
         Literal["tiny", "own-env", "7b"],
         typer.Option(
-            help="`tiny`: the tiny model on multi-step tasks, learns in minutes on a CPU. `own-env`: a "
-            "small model that reads, on an environment of your own, my_env.py. `7b`: UI-TARS-1.5-7B on GPUs."
+            help="`tiny`: the tiny model on multi-step tasks; learns in minutes on a CPU. `own-env`: a small model "
+            "that can read, on an environment of your own, my_env.py. `7b`: UI-TARS-1.5-7B on GPUs."
         ),
     ] = "tiny",
     full: Annotated[
         bool, typer.Option("--full", help="Write every key, with its meaning as a comment.")
     ] = False,
 ) -> None:
-    """Write a starter configuration that learns: some 20 lines, with what one must know.
+    """Write a starter configuration of some 20 lines, which learns as it is.
 
-    Nothing is overwritten.
+    No file is overwritten.
 
     Example: dart init my-run && dart up my-run/dart.toml
     """
     from dart_cli.config.template import CONFIG_NAME, write_starter
 
-    written = write_starter(folder, template, full=full)
+    paths = write_starter(folder, template, full=full)
     path = folder / CONFIG_NAME
-    typer.echo(f"wrote {', '.join(map(str, written))}; edit, then: dart up {path}")
+    typer.echo(f"wrote {', '.join(map(str, paths))}; edit, then: dart up {path}")
     if template == "own-env":
-        typer.echo(
-            "from an environment of your own to a policy, step by step: docs/your-application.md"
-        )
+        typer.echo("docs/your-application.md leads from your environment to a policy, step by step")
 
 
 @tools.command(hidden=True)
@@ -301,9 +318,9 @@ def keys(
         typer.Argument(metavar="DIR", callback=check_folder, help="Folder; made if need be."),
     ],
 ) -> None:
-    """Make the CURVE keys of a run over tcp; copy the folder to every host and set bus.keys.
+    """Make the CURVE keys of a run over tcp; then copy the folder to every host and set bus.keys.
 
-    Any process that has the file can take part in the run. Nothing is overwritten.
+    Any process that has the file can take part in the run. No file is overwritten.
 
     Example: dart keys keys && scp -pr keys gpu-box:
     """

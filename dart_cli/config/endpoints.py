@@ -1,10 +1,11 @@
 """Where the processes of a run meet: addresses, keys and folders, derived from its configuration.
 
-run_endpoints  the addresses of the data process and the trainer
+run_endpoints  the addresses of the data service and the trainer
 own_address    this host's address on the run's network
 run_curve      the CURVE keys of a run over tcp
-weights_dir    where weight sets are written
-DEADLINE_S, STALL_S   how long a request may take, and a run without progress
+weights_dir    the folder where weight sets are written
+DEADLINE_S     seconds that a request may take
+STALL_S        seconds without progress that are a stall
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from bus.errors import ConfigError
 from dart_cli.config.schema import Config
 
 DEADLINE_S = 30.0
-"""Seconds a request may take before it is an error that names both processes."""
+"""Seconds that a request may take; after that it is an error that names both processes."""
 STALL_S = 20.0
 """Seconds without progress after which `dart status` and the log report which process waits for which."""
 
@@ -35,21 +36,24 @@ KEY_FILE = "curve.json"
 
 
 def run_endpoints(config: Config) -> Endpoints:
-    """Return the addresses of the run's data process and trainer: below the run directory, or tcp as configured.
+    """Return the addresses of the data service and the trainer: sockets in the run directory, or tcp.
 
-    The trainer listens only where it broadcasts its weights.
+    The trainer listens only if it broadcasts its weights.
     """
     if config.bus.transport == "ipc":
         return Endpoints(config.run.dir)
     names = (DATA, TELEMETRY_IN, TELEMETRY_OUT, TRAIN)
-    tcp = {name: f"tcp://{config.bus.host}:{config.bus.port + i}" for i, name in enumerate(names)}
+    tcp = {
+        name: f"tcp://{config.bus.host}:{config.bus.port + index}"
+        for index, name in enumerate(names)
+    }
     return Endpoints(config.run.dir, tcp)
 
 
 def run_curve(config: Config) -> CurveKeys | None:
-    """Return the run's CURVE keys: one pair, copied to `curve.json` in `bus.keys` of every host.
+    """Return the run's CURVE keys, one pair, from `curve.json` in `bus.keys`; every host has a copy of it.
 
-    Raises ConfigError if the file is missing, malformed or readable by others.
+    Raises ConfigError if the file is missing, malformed or readable by other users.
     """
     if config.bus.keys is None:
         return None
@@ -59,7 +63,10 @@ def run_curve(config: Config) -> CurveKeys | None:
 
 
 def own_address(config: Config) -> str:
-    """Return this host's own address on the run's network; nothing is sent. Raises ConfigError."""
+    """Return this host's address on the run's network; nothing is sent.
+
+    Raises ConfigError if there is no route.
+    """
     if config.bus.transport == "ipc":
         return "127.0.0.1"
     host = config.bus.host
@@ -67,8 +74,8 @@ def own_address(config: Config) -> str:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, config.bus.port))
             return str(probe.getsockname()[0])
-    except (OSError, UnicodeError) as error:  # the latter for a name that cannot be one: a..b
-        why = error.strerror if isinstance(error, OSError) else "it is no name of a host"
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name such as a..b
+        why = error.strerror if isinstance(error, OSError) else "it is not the name of a host"
         raise ConfigError(
             f"bus.host = {host!r} cannot be reached from here: {why}; "
             "name the host of `dart data` by an IPv4 address or a name that resolves"
@@ -76,5 +83,5 @@ def own_address(config: Config) -> str:
 
 
 def weights_dir(config: Config) -> Path:
-    """Where the run's weight sets are written."""
+    """Return the folder where the run's weight sets are written."""
     return config.weights.directory or config.run.dir / "weights"

@@ -1,15 +1,16 @@
-"""Families of models: what each is asked, what it writes, and how a model folder shows which it is.
+"""Families of models: how each is prompted, what it writes, and how a model folder shows its family.
 
-    Family         one family: action parser, coordinates, history, prompt, and the marks of its folders
-    FAMILIES       all of them, by `policy.family`
+    Family         one family: action parser, coordinates, history, prompt, and how its folders are recognised
+    FAMILIES       all families, by `policy.family`
     VALUES         the keys of [policy] that a family sets
-    values_of      their values for a family, with what each follows from
-    with_family    a configuration with them where the user set none
-    origins        each of these keys: its value, and where it comes from; told, as one line
+    values_of      the values of these keys for a family, each with its origin
+    with_family    fills in these keys of a configuration where the user did not set them
+    origins        the value of each of these keys in a configuration, and where it comes from
     recognise      the family of a model folder, and why
 
-Prompts stand verbatim in dart_cli/language/prompts, as the models were trained on them: NAME.system.txt,
-NAME.template.txt; all else is in families.toml. docs/families.md has the table with what was checked.
+Prompts are in dart_cli/language/prompts (NAME.system.txt, NAME.template.txt), word for word as the models
+were trained on them. Everything else is in families.toml. docs/families.md has the table with what was
+checked.
 """
 
 from __future__ import annotations
@@ -28,26 +29,29 @@ from dart_cli.config.model_folder import Screens, folder_of, read_json, screens
 from dart_cli.config.schema import Config
 
 FAMILY_KEY = "policy.family"
-"""What names the family."""
+"""The key that names the family."""
 AUTO, NONE = "auto", "none"
 
 PROMPTS = Path(__file__).parents[1] / "language" / "prompts"
 
 _OWN_TYPES = ("qwen3_5", "qwen3_5_moe", "glm4v_moe")
-"""Model types that are one family's: a plain Qwen2-VL, for example, is of none."""
+"""Model types that belong to one family alone. A Qwen2-VL, for example, may belong to several families or to
+none."""
 _CARD = "README.md"
 _CARD_LENGTH = 20_000  # characters of a model card that are read
 _MADE_OF = "the name in its config.json"
-_LONG = 80  # characters of a value that is shown whole
+_LONG = 80  # characters; a longer value is shortened in a message
 
 
 @dataclass(frozen=True)
 class Family:
-    """One family."""
+    """One family of models."""
 
-    title: str  # the checkpoints
+    title: str  # names of its checkpoints
     model_types: tuple[str, ...]
-    named: str  # a pattern of the names of its checkpoints; "" for those that no folder shows
+    name_pattern: (
+        str  # matches the names of its checkpoints; "" where a folder cannot show the family
+    )
     action_parser: str
     coordinates: str
     history_images: int
@@ -55,57 +59,63 @@ class Family:
     part_order: str
     source: str  # of prompt, history and calls
     licence: str
-    prompt: str = ""  # its files in PROMPTS; "" for those of its own name
-    system: str = ""  # another file for the system message
+    prompt: str = ""  # name of its files in PROMPTS; "" for the name of the family
+    system: str = ""  # name of the file of the system message, where it is another
     previous_line: str = "Step {step}: {action}\n"
     previous_none: str = "None"
-    thought: str = "kept"  # in the history that prompts show
-    bounds: Screens | None = None  # a preprocessor that only its folders have
+    thought: str = "kept"  # what becomes of thoughts in the history
+    bounds: Screens | None = None  # sizes of a preprocessor that only its folders have
     note: str = ""
 
     @property
     def is_loaded(self) -> bool:
-        """Whether engine and trainer load its class; else it has an action parser and a prompt alone."""
-        return any(each in MODEL_TYPES for each in self.model_types)
+        """Whether dart loads its class. Otherwise the family is only an action parser and a prompt."""
+        return any(kind in MODEL_TYPES for kind in self.model_types)
 
 
 def _families() -> Mapping[str, Family]:
     tree = tomllib.loads((Path(__file__).parent / "families.toml").read_text(encoding="utf-8"))
-    for its in tree.values():
-        its["model_types"] = tuple(its["model_types"])
-        if "bounds" in its:
-            its["bounds"] = Screens(*its["bounds"])
-    return {name: Family(**its) for name, its in tree.items()}
+    for fields in tree.values():
+        fields["model_types"] = tuple(fields["model_types"])
+        if "bounds" in fields:
+            fields["bounds"] = Screens(*fields["bounds"])
+    return {name: Family(**fields) for name, fields in tree.items()}
 
 
 FAMILIES: Mapping[str, Family] = _families()
-"""As families.toml has them."""
+"""The families of families.toml, by name."""
 
 VALUES = (
-    *("action_parser", "coordinates", "history_images", "history_turns"),
-    *("system_prompt", "template", "part_order"),
+    "action_parser",
+    "coordinates",
+    "history_images",
+    "history_turns",
+    "system_prompt",
+    "template",
+    "part_order",
 )
+"""Keys of [policy] that a family sets."""
 
 
 class Recognised(NamedTuple):
-    """The family of a folder, and what shows it."""
+    """The name of a folder's family, and what shows it."""
 
     name: str
     why: str
 
 
 def values_of(name: str) -> dict[str, tuple[Any, str]]:
-    """Return the keys that a family of FAMILIES sets: value, and where it comes from."""
+    """Return the value and the origin of each key that a family of FAMILIES sets."""
     family, origin = FAMILIES[name], f"family {name}"
-    found: dict[str, tuple[Any, str]] = {}
+    values: dict[str, tuple[Any, str]] = {}
     for key in ("action_parser", "coordinates", "history_images", "history_turns", "part_order"):
-        found[key] = getattr(family, key), origin
+        values[key] = getattr(family, key), origin
     for key, file in (
         ("system_prompt", f"{family.system or family.prompt or name}.system.txt"),
         ("template", f"{family.prompt or name}.template.txt"),
     ):
-        found[key] = _prompt(file), f"{origin}: prompts/{file}"
-    return found
+        values[key] = _prompt(file), f"{origin}: prompts/{file}"
+    return values
 
 
 def _prompt(file: str) -> str:
@@ -115,7 +125,7 @@ def _prompt(file: str) -> str:
 
 
 def recognise(folder: Path) -> Recognised:
-    """Return the family of a model folder. Raises ConfigError where it shows none, or several."""
+    """Return the family of a model folder. Raises ConfigError where the folder fits no family, or several."""
     try:
         config = read_json(folder, "config.json")
     except ModelError as fault:
@@ -123,33 +133,38 @@ def recognise(folder: Path) -> Recognised:
             f'= "auto" reads the folder of model.path: {fault}; name the family'
         ) from None
     kind = str(config.get("model_type"))
-    possible = {name: each for name, each in FAMILIES.items() if kind in each.model_types}
+    possible = {name: family for name, family in FAMILIES.items() if kind in family.model_types}
     if not possible:
         raise ConfigError(
             f'= "auto": no family has model_type {kind[:40]!r} ({folder}/config.json); set "none" and '
             "policy.action_parser, or name one"
         )
-    told = {name: each for name, each in possible.items() if each.named}
-    if len(told) == 1 and kind in _OWN_TYPES:
-        [name] = told
+    candidates = {name: family for name, family in possible.items() if family.name_pattern}
+    if len(candidates) == 1 and kind in _OWN_TYPES:
+        [name] = candidates
         return Recognised(name, f"the only family of model_type {kind}")
-    cut = _screens(folder)
-    by_bounds = [name for name, each in told.items() if cut and each.bounds == cut]
+    sizes = _screens(folder)
+    by_bounds = [name for name, family in candidates.items() if sizes and family.bounds == sizes]
     if len(by_bounds) == 1:
         return Recognised(
-            by_bounds[0], f"its preprocessor's bounds of {cut[1]} to {cut[2]} pixels" if cut else ""
+            by_bounds[0],
+            f"its preprocessor's bounds of {sizes[1]} to {sizes[2]} pixels" if sizes else "",
         )
     for where, text in _texts(folder, config):
-        found = [name for name, each in told.items() if re.search(each.named, text, re.IGNORECASE)]
-        # A checkpoint that was tuned from Qwen's may name both; and Qwen's may be what it was made of.
-        tuned = [name for name in found if not name.startswith("qwen")]
+        matches = [
+            name
+            for name, family in candidates.items()
+            if re.search(family.name_pattern, text, re.IGNORECASE)
+        ]
+        # A checkpoint that was tuned from a Qwen model may name both, and in its config.json only its base.
+        tuned = [name for name in matches if not name.startswith("qwen")]
         if not tuned and where != _MADE_OF:
-            tuned = found
+            tuned = matches
         if len(tuned) == 1:
             return Recognised(tuned[0], f"model_type {kind}, {where}")
     raise ConfigError(
-        f'= "auto": {folder} may be of {", ".join(told)}, all of model_type {kind}, and neither its '
-        "preprocessor, its README.md nor its name tells which; name the family"
+        f'= "auto": {folder} may be of {", ".join(candidates)}, all of model_type {kind}, and neither its '
+        "preprocessor, its README.md nor its name shows which; name the family"
     )
 
 
@@ -161,7 +176,7 @@ def _screens(folder: Path) -> Screens | None:
 
 
 def _texts(folder: Path, config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what may name the checkpoint, surest first."""
+    """Return (place, text) pairs that may contain the checkpoint's name, the most reliable first."""
     try:
         card = (folder / _CARD).read_text(encoding="utf-8", errors="replace")[:_CARD_LENGTH]
     except OSError:
@@ -175,7 +190,7 @@ def _texts(folder: Path, config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 class Origin(NamedTuple):
-    """One key of [policy] that a family may set."""
+    """A key of [policy] that a family may set, with its value and where that comes from."""
 
     key: str  # without its section
     value: Any
@@ -183,15 +198,15 @@ class Origin(NamedTuple):
 
 
 def with_family(config: Config) -> Config:
-    """`config` with its family's values for the keys that it does not set, and the name of the family.
+    """Return `config` with the values of its family, and with the family's name in place of `auto`.
 
-    Its keys that are set stay those that were. Raises ConfigError, which continues a sentence that begins
-    with the key, for an unknown family and a folder that does not show one.
+    Keys that the user set are kept. Raises ConfigError for an unknown family, and for a folder that shows
+    none; its message is worded to follow the key's name.
     """
     policy = config.policy
     name = policy.family
-    mine = policy.model_fields_set
-    if name == NONE or mine.issuperset(VALUES):
+    set_by_user = policy.model_fields_set
+    if name == NONE or set_by_user.issuperset(VALUES):
         return config
     folder = folder_of(config)
     if folder is None:
@@ -203,22 +218,22 @@ def with_family(config: Config) -> Config:
     if name == AUTO:
         name = recognise(folder).name
     elif name not in FAMILIES:
-        known = (AUTO, NONE, *FAMILIES)
-        hint = did_you_mean(name, known)
-        raise ConfigError(f"must be one of {', '.join(known)}, got {name[:40]!r}{hint}")
-    values = {key: value for key, (value, _) in values_of(name).items() if key not in mine}
+        names = (AUTO, NONE, *FAMILIES)
+        hint = did_you_mean(name, names)
+        raise ConfigError(f"must be one of {', '.join(names)}, got {name[:40]!r}{hint}")
+    values = {key: value for key, (value, _) in values_of(name).items() if key not in set_by_user}
     filled = policy.model_copy(update={**values, "family": name})
-    object.__setattr__(filled, "__pydantic_fields_set__", set(mine))
+    object.__setattr__(filled, "__pydantic_fields_set__", set(set_by_user))
     return config.model_copy(update={"policy": filled})
 
 
 def origins(config: Config) -> list[Origin]:
-    """Return the keys of [policy] that families set, in `config`."""
+    """Return the keys of [policy] that families may set, with their values in `config` and their origins."""
     policy = config.policy
     family_values: dict[str, tuple[Any, str]] = {}
     if policy.family in FAMILIES:
         family_values = values_of(policy.family)
-    found = []
+    result = []
     for key in VALUES:
         value = getattr(policy, key)
         if key in policy.model_fields_set:
@@ -227,13 +242,13 @@ def origins(config: Config) -> list[Origin]:
             origin = family_values[key][1]
         else:
             origin = "the default"
-        found.append(Origin(key, value, origin))
-    return found
+        result.append(Origin(key, value, origin))
+    return result
 
 
-def told(each: Origin) -> str:
-    """`value (origin)`, a long text by its length and its beginning."""
-    if isinstance(each.value, str) and len(each.value) > _LONG:
-        begins = " ".join(each.value.split())[: _LONG // 2]
-        return f"{len(each.value)} characters, {begins!r}... ({each.origin})"
-    return f"{each.value!r} ({each.origin})"
+def origin_line(entry: Origin) -> str:
+    """Return `value (origin)`. A long text is shown by its length and its beginning."""
+    if isinstance(entry.value, str) and len(entry.value) > _LONG:
+        beginning = " ".join(entry.value.split())[: _LONG // 2]
+        return f"{len(entry.value)} characters, {beginning!r}... ({entry.origin})"
+    return f"{entry.value!r} ({entry.origin})"

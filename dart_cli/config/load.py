@@ -1,13 +1,12 @@
-"""Reading a configuration: a TOML file and `--set` overrides -> Config, or one line of error.
+"""Reads a configuration: a TOML file and `--set` overrides become a Config, or one line of error.
 
-    load_config       a file and its overrides: keys, types and ranges are checked
-    config_of_model   the defaults, with a model folder of the user's own
-    default_config    the defaults with overrides alone
-    refuse_overrides  the error where a run directory is named with overrides
-    Source            where a configuration came from, to cite in an error
+    load_config       reads a file and its overrides, and checks keys, types and ranges
+    config_of_model   the defaults with the user's model folder, and overrides
+    default_config    the defaults with overrides
+    refuse_overrides  raises the error for overrides of a run directory
+    Source            where a configuration came from, for error messages
 
-Every mistake is one line with key, value, file and cure; a misspelt key is an error that suggests
-the right one.
+Every error is one line with key, value, file and fix. The error for a misspelt key suggests the right one.
 """
 
 from __future__ import annotations
@@ -26,25 +25,26 @@ from bus.errors import ConfigError
 from dart_cli.config.families import FAMILY_KEY, with_family
 from dart_cli.config.learning_rate import with_rate
 from dart_cli.config.schema import Config
-from dart_cli.config.unknown_keys import did_you_mean, unknown, where_is
-from dart_cli.config.values import read_value, shown
-from envs.tools.textfiles import read_text
+from dart_cli.config.unknown_keys import did_you_mean, unknown_key, where_is
+from dart_cli.config.values import read_value, short_value
+from envs.contract.textfiles import read_text
 
 DEFAULTS = Path("defaults")
-"""What a mistake cites in the place of a file where none was named."""
+"""What an error cites in place of a file where none was named."""
 
-_DEPTH = 50  # of tables and lists within each other; [env.options] alone takes any depth
+_DEPTH = 50
+"""Largest depth of tables and lists within each other. Only [env.options] needs more than two."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a configuration came from, so that a mistake can be cited."""
+    """Where a configuration came from, for error messages."""
 
     path: Path
     overrides: tuple[str, ...] = ()
 
     def cite(self, key: str) -> str:
-        """`(FILE)`, or `(--set KEY=VALUE over FILE)` where an override set the key."""
+        """Return `(FILE)`, or `(--set KEY=VALUE over FILE)` where an override set the key."""
         for override in reversed(self.overrides):
             name = override.partition("=")[0].strip()
             if (
@@ -52,35 +52,35 @@ class Source:
                 or key.startswith((f"{name}.", f"{name}["))
                 or name.startswith(f"{key}.")
             ):
-                return f"(--set {shown(override, quote=False)} over {self.path})"
+                return f"(--set {short_value(override, quote=False)} over {self.path})"
         return f"({self.path})"
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:
-    """Read a TOML file with `section.key=value` overrides; values are TOML, or text unquoted.
+    """Read a TOML file with `section.key=value` overrides, whose values are TOML or text without quotes.
 
-    Raises ConfigError: one line with key, value, file and cure.
+    Raises ConfigError: one line with key, value, file and fix.
     """
     source = Source(path, tuple(overrides or ()))
     return _validated(_read_toml(path), source)
 
 
 def refuse_overrides(folder: Path, overrides: Sequence[str]) -> None:
-    """Raise ConfigError for overrides of a run directory: it stays as it was started."""
+    """Raise ConfigError if there are overrides: a run directory keeps its configuration."""
     if overrides:
         raise ConfigError(
-            f"--set {shown(overrides[0], quote=False)} changes a key of a TOML file, and {folder} is "
+            f"--set {short_value(overrides[0], quote=False)} changes a key of a TOML file, and {folder} is "
             "a directory; name the TOML file of the run"
         )
 
 
 def config_of_model(folder: Path, overrides: list[str] | None = None) -> Config:
-    """Return the defaults with a model folder of the user's own, and overrides. Raises ConfigError."""
+    """Return the defaults with the user's model folder, and overrides. Raises ConfigError."""
     return _validated({"model": {"path": str(folder)}}, Source(folder, tuple(overrides or ())))
 
 
 def default_config(overrides: list[str] | None = None) -> Config:
-    """Return the defaults with overrides, for a verb that needs no file. Raises ConfigError."""
+    """Return the defaults with overrides, for a command that needs no file. Raises ConfigError."""
     return _validated({}, Source(DEFAULTS, tuple(overrides or ())))
 
 
@@ -91,7 +91,7 @@ def _validated(tree: dict[str, Any], source: Source) -> Config:
         config = Config.model_validate(tree)
     except ValidationError as error:
         # A misspelt key explains the other mistakes, so it is reported first.
-        mistakes = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+        mistakes = sorted(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
         key, text = _explain(mistakes[0])
         raise ConfigError(f"{text} {source.cite(key)}") from None
     try:
@@ -107,20 +107,21 @@ def _read_toml(path: Path) -> dict[str, Any]:
         _check_depth(tree)
         return tree
     except FileNotFoundError:
-        cure = "`dart init DIR` writes a starter"
-        raise ConfigError(f"no such file: {path}; {cure}") from None
+        fix = "`dart init DIR` writes a starter"
+        raise ConfigError(f"no such file: {path}; {fix}") from None
     except IsADirectoryError:
         raise ConfigError(f"{path} is a directory; name the TOML file in it") from None
     except UnicodeDecodeError as error:
-        at = f"byte {error.start}"
-        raise ConfigError(f"not UTF-8 text at {at}; save it as UTF-8 ({path})") from None
+        raise ConfigError(
+            f"not UTF-8 text at byte {error.start}; save it as UTF-8 ({path})"
+        ) from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
-        if twice := _set_twice(text):
-            raise ConfigError(f"{twice} ({path})") from None
-        cure = "text is written in quotes, a section is [name], a value is key = value"
-        raise ConfigError(f"not TOML: {error}; {cure} ({path})") from None
+        if problem := _repetition(text):
+            raise ConfigError(f"{problem} ({path})") from None
+        fix = "text is written in quotes, a section is [name], a value is key = value"
+        raise ConfigError(f"not TOML: {error}; {fix} ({path})") from None
     except RecursionError:
         raise ConfigError(
             f"nested too deeply: no value needs more than a few brackets ({path})"
@@ -131,11 +132,11 @@ _HEADER = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=")
 
 
-def _set_twice(text: str) -> str:
-    """Return the first key or section that stands twice in `text`, with both lines; empty without one.
+def _repetition(text: str) -> str:
+    """Return which key or section is the first to stand twice in `text`, with both lines; empty without one.
 
-    tomllib says neither which, nor on which line. Read by lines: a multi-line value that looks like keys
-    may be taken for them, but only where the file is wrong.
+    tomllib reports neither the key nor the line. This reads line by line: a multi-line value that looks like
+    keys may be taken for keys, but only in a file that is wrong anyway.
     """
     section, first = "", dict[str, int]()
     for number, line in enumerate(text.split("\n"), start=1):
@@ -153,7 +154,7 @@ def _set_twice(text: str) -> str:
 
 
 def _check_depth(tree: dict[str, Any]) -> None:
-    """Raise RecursionError for tables and lists within each other beyond `_DEPTH`."""
+    """Raise RecursionError if tables and lists are nested deeper than `_DEPTH`."""
     level: list[Any] = [tree]
     for _ in range(_DEPTH):
         level = [
@@ -167,12 +168,12 @@ def _check_depth(tree: dict[str, Any]) -> None:
 
 
 def _apply(override: str, tree: dict[str, Any], path: Path) -> None:
-    """Put one `section.key=value` into the tree of the file."""
+    """Write one `section.key=value` into the tree of the file. Raises ConfigError if it is malformed."""
     name, equals, text = override.partition("=")
     *parents, key = (part.strip() for part in name.split("."))
     if not equals or not key or not all(parents):
         raise ConfigError(
-            f"--set {shown(override, quote=False)}: want SECTION.KEY=VALUE, "
+            f"--set {short_value(override, quote=False)}: want SECTION.KEY=VALUE, "
             f"e.g. --set train.lr=1e-5 ({path})"
         )
     if not parents:
@@ -204,19 +205,22 @@ _PHRASES = {
     "Tuple should have": "must have",
     "Field required": "has too few numbers",
 }
-"""Of pydantic's messages, and here."""
+"""Phrases of pydantic's messages, and what replaces them."""
 
 
 def _explain(error: ErrorDetails) -> tuple[str, str]:
-    """(key, mistake in one line) of one of pydantic's errors."""
+    """Return the key and the message, in one line, of one of pydantic's errors."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     key = ""
     for part in error["loc"]:
         key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else part
     if kind == "extra_forbidden":
-        return key, unknown(key, value)
+        return key, unknown_key(key, value)
     if kind == "model_type":
-        return key, f"{key} must be a section: write [{key}] above its keys, got {shown(value)}"
+        return (
+            key,
+            f"{key} must be a section: write [{key}] above its keys, got {short_value(value)}",
+        )
     text, hint = error["msg"], context.get("hint", "")
     for theirs, ours in _PHRASES.items():
         text = text.replace(theirs, ours)
@@ -224,4 +228,4 @@ def _explain(error: ErrorDetails) -> tuple[str, str]:
         hint = did_you_mean(str(value), re.findall(r"'([^']*)'", context["expected"]))
     if kind == "missing":  # a tuple that is too short: the error names its absent element
         key = key.rpartition("[")[0]
-    return key, f"{key} {text}, got {shown(value)}{hint}"
+    return key, f"{key} {text}, got {short_value(value)}{hint}"

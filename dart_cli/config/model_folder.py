@@ -1,19 +1,19 @@
-"""The folders of models: where they are, and what their small files say; no torch, no weights.
+"""Folders of models: where they are, and what their small files contain; no torch, no weights.
 
-BUILTIN          names of the shipped models, and their folders
-model_folder     the folder that a `model.path` names; resolve, the same, which must exist
-folder_of        that of a configuration; None for a model that ships with dart
-check_folder     the files are there, and the class is one that dart loads (refuse_class); its config.json
-model_problem    why a `model.path` cannot be loaded, and the cure
-is_model_folder  whether a folder is a model's and not a run's
-weight_files     its safetensors files
-preprocessor     how screens are resized and cut; Screens, screens, screens_from, screens_of: its sizes in pixels
-chat_template    from chat_template.json, where the tokenizer's own files have none
-base_name        the name of the model that training began with
-read_json        one of its files
+BUILTIN          the names of the models that ship with dart, and their folders
+model_folder     the folder that a `model.path` names; `resolve` also requires that it exists
+folder_of        the model folder of a configuration; None for a model that ships with dart
+check_folder     raises an error unless the files are there and dart loads the class
+model_problem    why a `model.path` cannot be loaded, and the fix
+is_model_folder  whether a folder is a model folder and no run directory
+weight_files     the safetensors files of a folder
+preprocessor     the settings of the image processor; `screens` returns its sizes in pixels (Screens)
+chat_template    the template in chat_template.json, for a tokenizer whose files have none
+base_name        the name of the model that a training began with
+read_json        reads one JSON file of a folder
 
-This is what every verb asks before it starts anything. Whether the tensors are those of config.json, and the
-tokenizer that of the model, shows when it is loaded (dart_cli/policy/loader.py).
+Every command makes these checks before it starts anything. Whether the tensors fit config.json, and the
+tokenizer fits the model, shows when the model is loaded (dart_cli/policy/loader.py).
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from typing import Any, NamedTuple
 from bus.errors import ModelError, cure_of
 from dart_cli.config.architecture import MODEL_TYPES
 from dart_cli.config.schema import Config
-from dart_cli.config.values import shown
+from dart_cli.config.values import short_value
 
 BUILTIN = {
     f"builtin:{name}": Path(__file__).parents[1] / "policy" / name for name in ("tiny", "small")
 }
-"""Models that ship with dart, and their folders; both are of one class."""
+"""The models that ship with dart, and their folders. Both have the same class."""
 
 TOKENIZER = "tokenizer.json"
 PREPROCESSOR = "preprocessor_config.json"
 PROCESSOR = "processor_config.json"
-"""Where transformers 5 saves a processor, with the image processor's settings."""
+"""The file in which transformers 5 saves a processor, with the settings of the image processor."""
 TEMPLATE = "chat_template.json"
-"""Where processors kept their template before transformers 5; tokenizers do not read it."""
+"""The file in which processors saved their template before transformers 5; tokenizers do not read it."""
 VERIFIER = "verifier.json"
-"""What makes a folder a verifier's; see dart_cli/policy/verifier.py."""
+"""The file that marks the folder of a verifier; see dart_cli/policy/verifier.py."""
 TUNED = "tune.json"
-"""What `dart tune` tells of its training, beside the weights."""
+"""The file in which `dart tune` records its training, beside the weights."""
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ADAPTERS = "adapter_config.json"
-"""What a folder of LoRA adapters has in place of a config.json."""
+"""The file that a folder of LoRA adapters has in place of a config.json."""
 
 CLASSES_CURE = (
     f"take a checkpoint of class {', '.join(MODEL_TYPES[:-1])} or {MODEL_TYPES[-1]}, the only ones that dart loads "
@@ -58,22 +58,22 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", *_PICKLED)
 _MADE_BY = {
     "recall-base": "scripts/shipped_models/build_recall.py",
 }
-"""Folders that configurations and pages name, and what makes them."""
+"""Folders that configurations and pages name, and the scripts that make them."""
 _FOR_A_PLAN = "; for a plan alone, `dart doctor CONFIG`, its config.json and preprocessor_config.json are enough"
 
 
 class Screens(NamedTuple):
-    """How a preprocessor resizes a screen."""
+    """The sizes by which a preprocessor resizes a screen."""
 
-    factor: int  # pixels; patch size times merge size, of which both sides become multiples
-    min_pixels: int  # bounds on the resized area
-    max_pixels: int
+    factor: int  # pixels: patch size times merge size; both sides become multiples of it
+    min_pixels: int  # least area of a resized screen
+    max_pixels: int  # its greatest area
 
 
 def model_folder(path: str | Path) -> Path:
-    """Return the folder that a `model.path` names; that of a name that ships with dart, too.
+    """Return the folder that a `model.path` names, or in which a model that ships with dart is.
 
-    `~name` is kept as it is where this host has no such user; no folder is found there.
+    `~name` stays unchanged if this host has no such user; there is no such folder then.
     """
     if str(path) in BUILTIN:
         return BUILTIN[str(path)]
@@ -101,33 +101,35 @@ def resolve(name: str | Path) -> Path:
 
 
 def model_problem(path: str) -> str:
-    """Why the model at `path` (`model.path`) cannot be loaded, and the cure; empty if it can.
+    """Return why the model at `path` (`model.path`) cannot be loaded, and the fix; empty if it can.
 
-    Continues a sentence that begins with the key.
+    The text continues a sentence that begins with the key.
     """
     folder = model_folder(path)
     if path in BUILTIN:
         return ""
     if path.startswith("builtin:"):
-        return (
-            f"= {shown(path)} does not ship with dart; there is {' and '.join(map(repr, BUILTIN))}"
-        )
+        return f"= {short_value(path)} does not ship with dart; there is {' and '.join(map(repr, BUILTIN))}"
     if not folder.is_dir():
         script = _MADE_BY.get(folder.name)
-        cure = f"python {script} --out {path}" if script else f"hf download REPO --local-dir {path}"
+        command = (
+            f"python {script} --out {path}" if script else f"hf download REPO --local-dir {path}"
+        )
         return (
-            f"is no folder: {path}; {'make it' if script else 'fetch one'} with `{cure}`, "
+            f"is no folder: {path}; {'make it' if script else 'fetch one'} with `{command}`, "
             f"or set {next(iter(BUILTIN))!r}{_FOR_A_PLAN}"
         )
     try:
         check_folder(folder)
     except ModelError as error:
-        return f"= {shown(path)} cannot be loaded: {error}"
+        return f"= {short_value(path)} cannot be loaded: {error}"
     return ""
 
 
 def check_folder(folder: Path) -> dict[str, Any]:
-    """Raise ModelError unless every file is there and the policy can load the class; the config.json.
+    """Return the config.json of a folder.
+
+    Raises ModelError if a file is missing or dart does not load the class.
 
     No code of the folder is run, whatever its `auto_map` names.
     """
@@ -153,7 +155,7 @@ def check_folder(folder: Path) -> dict[str, Any]:
 
 
 def refuse_class(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise ModelError unless the config.json of a folder is of a class that dart loads."""
+    """Raise ModelError unless dart loads the class that the config.json of a folder names."""
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
         raise ModelError(
@@ -163,17 +165,19 @@ def refuse_class(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder: SINGLE, or else those that INDEX names.
+    """Return the safetensors files of a folder: SINGLE, or else the files that INDEX names.
 
-    This is the order of transformers. A folder that has both was saved anew over an older model. Raises ModelError
-    where there are none, or one is missing.
+    transformers looks for them in this order. A folder with both was saved over an older model. Raises
+    ModelError where there are none, or one is missing.
     """
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     files: list[Path] = []
     if (folder / INDEX).is_file():
         placed = read_json(folder, INDEX).get("weight_map")
-        if not isinstance(placed, dict) or not all(isinstance(at, str) for at in placed.values()):
+        if not isinstance(placed, dict) or not all(
+            isinstance(name, str) for name in placed.values()
+        ):
             raise ModelError(f"{folder / INDEX} has no weight_map; copy it again")
         files = [folder / name for name in sorted(set(placed.values()))]
     if missing := [file for file in files if not file.is_file()]:
@@ -182,17 +186,17 @@ def weight_files(folder: Path) -> list[Path]:
         )
     if not files:
         pickled = any(any(folder.glob(pattern)) for pattern in _PICKLED)
-        cure = (
+        fix = (
             "other formats are never unpickled, convert the weights first"
             if pickled
             else f"fetch the weights with `hf download REPO --local-dir {folder}`"
         )
-        raise ModelError(f"{folder} has no *.safetensors; {cure}{_FOR_A_PLAN}")
+        raise ModelError(f"{folder} has no *.safetensors; {fix}{_FOR_A_PLAN}")
     return files
 
 
 def _refuse_adapters(folder: Path) -> None:
-    """Raise ModelError for the folder of adapters that `dart export` and peft write."""
+    """Raise ModelError for a folder of adapters, as `dart export` and peft write it."""
     if (folder / "config.json").exists() or not (folder / ADAPTERS).is_file():
         return
     base = read_json(folder, ADAPTERS).get("base_model_name_or_path") or "of unknown name"
@@ -203,7 +207,7 @@ def _refuse_adapters(folder: Path) -> None:
 
 
 def is_model_folder(folder: Path) -> bool:
-    """Whether it is meant to be a model's; a run directory has a config.json, too."""
+    """Return True for a folder that is meant to be a model; a run directory has a config.json, too."""
     if not folder.is_dir():
         return False
     if any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
@@ -215,7 +219,7 @@ def is_model_folder(folder: Path) -> bool:
 
 
 def preprocessor(folder: Path) -> dict[str, Any]:
-    """Return the image processor's settings. Raises ModelError where the folder has none."""
+    """Return the settings of the image processor. Raises ModelError where the folder has none."""
     if (folder / PREPROCESSOR).is_file():
         return read_json(folder, PREPROCESSOR)
     if (folder / PROCESSOR).is_file():
@@ -226,26 +230,26 @@ def preprocessor(folder: Path) -> dict[str, Any]:
 
 
 def screens(folder: Path) -> Screens:
-    """Return the sizes of the folder's preprocessor, read as transformers reads them.
+    """Return the sizes of the folder's preprocessor, as transformers reads them.
 
-    Raises ModelError where it has none, or no numbers.
+    Raises ModelError where the folder has no preprocessor, or that has no usable numbers.
     """
     return screens_from(preprocessor(folder), folder)
 
 
-def screens_from(cut: Mapping[str, Any], folder: Path) -> Screens:
-    """Return the sizes of a preprocessor's settings, which are those of `folder`. Raises ModelError as `screens` does."""
-    size = cut.get("size") or {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
+def screens_from(settings: Mapping[str, Any], folder: Path) -> Screens:
+    """Return the sizes in a preprocessor's settings. Raises ModelError, which names `folder`."""
+    size = settings.get("size") or {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
     if not isinstance(size, dict):
         raise ModelError(
             f"{folder}: the preprocessor's size must have shortest_edge and longest_edge, got "
             f"{str(size)[:40]!r}; copy it again from the model's source"
         )
-    least = cut.get("min_pixels") or size.get("shortest_edge") or size.get("min_pixels")
-    most = cut.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels")
-    side, merge = cut.get("patch_size", 14), cut.get("merge_size", 2)
+    least = settings.get("min_pixels") or size.get("shortest_edge") or size.get("min_pixels")
+    most = settings.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels")
+    side, merge = settings.get("patch_size", 14), settings.get("merge_size", 2)
     numbers = (least, most, side, merge)
-    if not all(type(each) is int and each > 0 for each in numbers):
+    if not all(type(number) is int and number > 0 for number in numbers):
         raise ModelError(
             f"{folder}: the preprocessor has no whole numbers for patch_size, merge_size and the "
             "least and most pixels of a screen; copy it again from the model's source"
@@ -254,20 +258,20 @@ def screens_from(cut: Mapping[str, Any], folder: Path) -> Screens:
 
 
 def screens_of(config: Config) -> Screens:
-    """Those of a configuration's model. Raises ModelError; only `resized` coordinates need them."""
+    """Return the sizes of a configuration's model; `resized` coordinates need them. Raises ModelError."""
     return screens(model_folder(config.model.path))
 
 
 def chat_template(folder: Path) -> str | None:
-    """Return the processor's chat template; None where the folder has none apart from the tokenizer's."""
+    """Return the processor's chat template; None where only the tokenizer may have one."""
     if not (folder / TEMPLATE).is_file():
         return None
-    held = read_json(folder, TEMPLATE).get("chat_template")
-    return held if isinstance(held, str) else None
+    template = read_json(folder, TEMPLATE).get("chat_template")
+    return template if isinstance(template, str) else None
 
 
 def base_name(path: str) -> str:
-    """Return the name of the model at `path` without this host's folders; of a tuned one, that of its base."""
+    """Return the name of the model at `path` without folders; for a tuned model, that of its base."""
     folder = model_folder(path)
     if (folder / TUNED).is_file():
         base = read_json(folder, TUNED).get("base")
@@ -277,7 +281,10 @@ def base_name(path: str) -> str:
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """Return a JSON object. Raises ModelError where the file is missing or holds none."""
+    """Return the JSON object in a file of a folder.
+
+    Raises ModelError if it is missing or not a JSON object.
+    """
     path = folder / name
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -286,8 +293,8 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
             f"{path} is missing; copy it from the model's source, or is this another folder?"
         ) from None
     except OSError as error:
-        cure = cure_of(error, "copy it again")
-        raise ModelError(f"{path} cannot be read: {error.strerror}; {cure}") from None
+        fix = cure_of(error, "copy it again")
+        raise ModelError(f"{path} cannot be read: {error.strerror}; {fix}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} is not JSON ({error}); copy it again") from None
     except RecursionError:
@@ -301,8 +308,8 @@ def _has_template(folder: Path) -> bool:
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").stat().st_size > 0
     own = "tokenizer_config.json"
-    held = read_json(folder, own) if (folder / own).is_file() else {}
-    return bool(held.get("chat_template") or chat_template(folder))
+    tokenizer_config = read_json(folder, own) if (folder / own).is_file() else {}
+    return bool(tokenizer_config.get("chat_template") or chat_template(folder))
 
 
 def _missing(path: Path) -> ModelError:

@@ -1,11 +1,11 @@
-"""The published shapes of the classes that dart loads, for a model whose folder is not on this host.
+"""A published checkpoint of each class that dart loads, for a model whose folder is not on this host.
 
-    Published      the small files of one checkpoint
-    PUBLISHED      a checkpoint of each class
-    published_of   that of the model which a configuration names
+    Published      the content of the small files of one checkpoint
+    PUBLISHED      one checkpoint for each class
+    published_of   the checkpoint of the same class as the model that a configuration names
 
-`dart doctor` plans with them, and a smoke test plays with a miniature of them. The sizes are those of the checkpoints'
-own config.json.
+`dart doctor` plans with these sizes, and a smoke test (`--rehearse`) plays with a miniature of them. They are
+copied from the config.json of the checkpoints.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BILLIONS = re.compile(r"(?<![\d.a-z])(\d+(?:\.\d+)?)b(?![a-z\d])", re.IGNORECAS
 
 
 class Published(NamedTuple):
-    """The small files of one checkpoint."""
+    """The content of the small files of one checkpoint."""
 
     model_type: str
     checkpoint: str  # its name
@@ -33,10 +33,10 @@ class Published(NamedTuple):
     system: str  # the system message of its chat template
 
     def is_size_of(self, path: str) -> bool:
-        """Return whether a model's path names no other number of parameters than this checkpoint has."""
-        named = _BILLIONS.search(Path(path).name)
+        """Return False if a model's path names another number of parameters than this checkpoint has."""
+        in_path = _BILLIONS.search(Path(path).name)
         own = _BILLIONS.search(self.checkpoint)
-        return named is None or own is None or float(named[1]) == float(own[1])
+        return in_path is None or own is None or float(in_path[1]) == float(own[1])
 
 
 _CLIP = {
@@ -153,18 +153,18 @@ PUBLISHED: Mapping[str, Published] = {
         "",
     ),
 }
-"""By `model_type`."""
+"""A checkpoint of each class, by `model_type`."""
 
 
 def published_of(config: Config) -> Published:
-    """Return the checkpoint whose class is that of the model which `config` names.
+    """Return the published checkpoint of the same class as the model that `config` names.
 
-    The class follows from `policy.family`, or from the name of the model's folder. Raises ModelError where neither
-    shows one, and where dart does not load the class.
+    The class follows from `policy.family`, or from the name of the model's folder. Raises ModelError where
+    neither shows a class, and where dart does not load it.
     """
     path = config.model.path
     name = config.policy.family
-    families = {name: FAMILIES[name]} if name in FAMILIES else _named(Path(path).name)
+    families = {name: FAMILIES[name]} if name in FAMILIES else _families_by_name(Path(path).name)
     for family in families.values():
         for kind in family.model_types:
             if kind in PUBLISHED:
@@ -181,17 +181,17 @@ def published_of(config: Config) -> Published:
 
 
 def small_files_cure(path: str) -> str:
-    """Return the command that fetches the small files of a model, which a plan and a smoke test read."""
+    """Return the fix that fetches the small files of a model, which a plan and a smoke test read."""
     return (
         "fetch its small files: `hf download REPO config.json tokenizer.json tokenizer_config.json chat_template.json "
         f"preprocessor_config.json --local-dir {path}`"
     )
 
 
-def _named(folder: str) -> dict[str, Family]:
-    """Return the families whose checkpoints have names like that of the folder."""
+def _families_by_name(folder: str) -> dict[str, Family]:
+    """Return the families whose checkpoints have names like the name of the folder."""
     return {
-        name: each
-        for name, each in FAMILIES.items()
-        if each.named and re.search(each.named, folder, re.IGNORECASE)
+        name: family
+        for name, family in FAMILIES.items()
+        if family.name_pattern and re.search(family.name_pattern, folder, re.IGNORECASE)
     }

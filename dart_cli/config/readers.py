@@ -1,13 +1,13 @@
-"""Which process of a run reads which key of the configuration, and what two processes have different.
+"""Which process of a run reads which key of the configuration, and which keys differ between two processes.
 
-    Row           keys, who reads them, and why their readers must agree
-    ROWS          all rows; the longest name that fits a key is its row
-    read_by       the processes that read a section, for docs/config.md
-    Settings      the values that a process was started with, as far as they are not the defaults
-    is_given      whether a --set names a key
-    differences   the keys whose values differ between a process and the data service
+    Row            a section or key, the processes that read it, and why they must have the same value
+    ROWS           all rows; the row of a key is the one with the longest name that fits
+    read_by        the processes that read a section, as a sentence for docs/config.md
+    Settings       the values with which a process was started, where they are not the defaults
+    is_overridden  whether a --set names a key
+    differences    the keys whose values differ between a process and the data service
 
-Every process of a run has a command line of its own. It sends its settings to the data service when it joins
+Every process of a run has its own command line. It sends its settings to the data service when it joins
 (dart_cli/runtime/joining.py), which compares them by these rows (dart_cli/data/settings.py).
 """
 
@@ -30,21 +30,26 @@ PROCESSES = ("data", "train", "rollout", "env", "serve")
 
 _PLAY = ("env", "serve")
 _HISTORY = (
-    *("family", "action_parser", "coordinates", "template"),
-    *("history_images", "history_images_most", "history_turns"),
+    "family",
+    "action_parser",
+    "coordinates",
+    "template",
+    "history_images",
+    "history_images_most",
+    "history_turns",
 )
-"""Keys of [policy] by which a process that plays chooses what a prompt shows, and reads what comes back."""
+"""Keys of [policy] by which a process that plays chooses what a prompt shows, and reads the completion."""
 _TOKENS = "the engine's log-probabilities would not be those that the trainer computes"
 _PROMPTS = "a screen would become another prompt, or a text another action"
 _THE_END = "the data service and the trainer would not agree when the run is over"
 
 
 class Row(NamedTuple):
-    """A section or a key, and which processes and verbs read it.
+    """A section or a key, and which processes and commands read it.
 
-    The configuration that is kept of a run has the value of the first reader. Where `equal` is set, readers
-    with different values are refused, and it says what would go wrong. `free` names processes whose own
-    values are compared with nothing.
+    The stored configuration of a run has the value of the first reader. Where `equal` is set, readers with
+    different values are refused; its text is what would go wrong. `free` names processes whose values are not
+    compared.
     """
 
     keys: str
@@ -54,10 +59,10 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    # Processes that could be compared have met, by whatever name of the host and copy of the keys.
+    # Two processes that can be compared have met already, by any name of the host and any copy of the keys.
     Row("bus", PROCESSES, free=PROCESSES),
     Row("run", ("data",)),
-    # Where processes meet over tcp, players and engines keep their logs in a folder of their own host.
+    # In a run over tcp, processes that play and rollout workers keep their logs in a folder of their host.
     Row(
         "run.dir",
         PROCESSES,
@@ -71,7 +76,6 @@ ROWS = (
     Row("model.adapters", ("train", "rollout")),  # workers serve what the trainer publishes
     Row("policy", ("rollout",), equal=_PROMPTS),
     *(Row(f"policy.{key}", ("rollout", *_PLAY), equal=_PROMPTS) for key in _HISTORY),
-    Row("policy.history_texts", _PLAY, equal=_PROMPTS),
     Row("policy.pointing", ("rollout", "data", "train"), equal=_PROMPTS),
     Row("env", ("env",)),
     Row(
@@ -82,7 +86,8 @@ ROWS = (
     Row("env.tasks", ("data",)),
     Row("env.heldout", ("data",)),
     Row("env.seeds", ("data",)),
-    Row("env.slots", ("env", "rollout")),  # engines size their caches of screens by it
+    # Engines size their caches of screens by these two.
+    Row("env.slots", ("env", "rollout")),
     Row("env.options", ("env", "rollout")),
     Row("env.screenshots", _PLAY),
     Row("rollout", ("rollout",)),
@@ -98,7 +103,8 @@ ROWS = (
         equal="completions would be cut off at two lengths",
     ),
     Row("rollout.deadline_s", (*_PLAY, "rollout")),
-    Row("rollout.device", ("rollout", "train")),  # GPUs are shared out by these three
+    # GPUs are divided between the trainer and the rollout workers by this key and those of [up].
+    Row("rollout.device", ("rollout", "train")),
     Row("vllm", ("rollout",)),
     Row("vllm.tensor_parallel", ("rollout", "train")),
     Row("serve", ("serve",)),
@@ -127,7 +133,8 @@ ROWS = (
         equal="the data service would count another staleness than there is",
     ),
     Row("weights.concurrent", ("data",)),
-    # Read by verbs that are no process of a run; GPUs named by a person's shell go before [up].
+    # These are read by commands that are no process of a run. CUDA_VISIBLE_DEVICES of a shell goes before
+    # [up].
     Row("up", ("up", "train", "rollout"), free=PROCESSES),
     Row("eval", ("eval", "up"), free=PROCESSES),
     Row("tune", ("tune",), free=PROCESSES),
@@ -141,52 +148,56 @@ PATHS = frozenset(
         "policy.action_parser",
         "policy.verifier",
         "env.suite",
+        "rollout.engine",
+        "train.learner",
+        "weights.directory",
+        "data.pool",
     }
-    | {"rollout.engine", "train.learner", "weights.directory", "data.pool"}
 )
-"""Keys that may name a file: another spelling of one path is the same value, and a path of another host is
-compared with none."""
+"""Keys that may name a file. Two spellings of one path are the same value, and paths of different hosts are
+not compared."""
 
 _FAMILY = frozenset({FAMILY_KEY, *(f"policy.{key}" for key in VALUES)})
-"""What a family of models sets."""
+"""Keys that a family of models sets."""
 
 
 def read_by(section: str) -> str:
     """Return which processes read the keys of a section, as a sentence with code marks."""
     usual = row_of(section).readers
     others: dict[tuple[str, ...], list[str]] = {}
-    for key, its in section_types()[section].model_fields.items():
+    for key, field_info in section_types()[section].model_fields.items():
         readers = row_of(f"{section}.{key}").readers
-        if readers != usual and not inner_section(its.annotation):
+        if readers != usual and not inner_section(field_info.annotation):
             others.setdefault(readers, []).append(f"`{key}`")
-    parts = [f"{', '.join(keys)} by {_listed(readers)}" for readers, keys in others.items()]
+    parts = [f"{', '.join(keys)} by {_enumerate(readers)}" for readers, keys in others.items()]
     begin = "Read in a run by" if {*usual}.intersection(PROCESSES) else "Read by"
-    return f"{begin} {'; '.join([_listed(usual), *parts])}."
+    return f"{begin} {'; '.join([_enumerate(usual), *parts])}."
 
 
-def _listed(readers: tuple[str, ...]) -> str:
-    *first, last = [f"`dart {each}`" for each in readers]
+def _enumerate(readers: tuple[str, ...]) -> str:
+    *first, last = [f"`dart {reader}`" for reader in readers]
     return f"{', '.join(first)} and {last}" if first else last
 
 
 @cache
 def row_of(key: str) -> Row:
-    """Return the row of a key, the one with the longest name that fits."""
+    """Return the row of a key: the one with the longest name that fits."""
     fits = [row for row in ROWS if key == row.keys or key.startswith(f"{row.keys}.")]
     return max(fits, key=lambda row: len(row.keys))
 
 
 def values(config: Config) -> dict[str, Any]:
-    """Return every key of the configuration with its value as JSON has it; None where its section is unset."""
+    """Return the value of every key as JSON has it; None where its section is unset."""
     by_key: dict[str, Any] = {}
     for section, kind in section_types().items():
         part = value_of(config, section)
-        shown = {} if part is None else part.model_dump(mode="json")
-        for key, its in kind.model_fields.items():
-            if not inner_section(its.annotation):
-                by_key[f"{section}.{key}"] = shown.get(key)
+        dumped = {} if part is None else part.model_dump(mode="json")
+        for key, field_info in kind.model_fields.items():
+            if not inner_section(field_info.annotation):
+                by_key[f"{section}.{key}"] = dumped.get(key)
     if "lr" not in config.train.model_fields_set:
-        by_key["train.lr"] = None  # it follows the model, whose folder not every host has
+        # It follows the model, whose folder not every host has.
+        by_key["train.lr"] = None
     return by_key
 
 
@@ -197,29 +208,29 @@ def _defaults() -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a process was started with, and where its relative paths begin."""
+    """The values with which a process was started, and where its relative paths begin."""
 
-    changed: Mapping[str, Any]  # key -> value, of those that are not the default
+    changed: Mapping[str, Any]  # key -> value, where it is not the default
     host: str = field(default_factory=socket.gethostname)
-    folder: str = field(default_factory=os.getcwd)
+    folder: str = field(default_factory=os.getcwd)  # the current directory
 
     @classmethod
     def of(cls, config: Config) -> Settings:
         """Return the settings of this process."""
         default = _defaults()
-        return cls({key: v for key, v in values(config).items() if v != default[key]})
+        return cls({key: value for key, value in values(config).items() if value != default[key]})
 
     def value(self, key: str) -> Any:
         """Return the value of a key as JSON has it."""
         return self.changed.get(key, _defaults().get(key))
 
-    def is_as(self, other: Settings, key: str) -> bool:
-        """Return True where the key means the same to both, or where that cannot be compared."""
+    def agrees(self, other: Settings, key: str) -> bool:
+        """Return True if both have the same value of a key, or if the values cannot be compared."""
         mine, theirs = self.value(key), other.value(key)
         if mine == theirs:
             return True
         if key in _FAMILY and AUTO in (self.value(FAMILY_KEY), other.value(FAMILY_KEY)):
-            return True  # only a host that has the model folder knows what it stands for
+            return True  # what `auto` stands for can be told only where the model folder is
         if key in PATHS:
             if self.host != other.host:
                 return _is_path(mine) or _is_path(theirs)
@@ -227,9 +238,9 @@ class Settings:
         return False
 
     def _whole(self, name: Any) -> Any:
-        """Return a path, or the path of `file.py:Suite`, as one from the root; other names as they are."""
+        """Return a path, or `file.py:Suite`, with an absolute path; other names unchanged."""
         if isinstance(name, list):
-            return [self._whole(each) for each in name]
+            return [self._whole(element) for element in name]
         if not isinstance(name, str):
             return name
         if not (_is_path(name) or (Path(self.folder) / name).exists()):
@@ -239,19 +250,19 @@ class Settings:
 
 
 def _is_path(name: Any) -> bool:
-    """Return True for text, or a list, that has a path: any number of folders, or a file with code."""
+    """Return True for a text that is a path with folders or `file.py:Name`, or for a list that has one."""
     if isinstance(name, list):
         return any(map(_is_path, name))
     return isinstance(name, str) and (os.sep in name or ".py:" in name)
 
 
-def is_given(key: str, given: Collection[str]) -> bool:
-    """Return True where one of the --set, by their names, sets the key, a part of it, or its section."""
-    return any(f"{each}.".startswith(f"{key}.") or key.startswith(f"{each}.") for each in given)
+def is_overridden(key: str, overrides: Collection[str]) -> bool:
+    """Return True if one of the names in --set is the key, a part of it, or its section."""
+    return any(f"{name}.".startswith(f"{key}.") or key.startswith(f"{name}.") for name in overrides)
 
 
 def differences(mine: Settings, theirs: Settings) -> Iterator[str]:
     """Yield the keys whose values differ, in the order of the schema."""
     for key in _defaults():
-        if (key in mine.changed or key in theirs.changed) and not mine.is_as(theirs, key):
+        if (key in mine.changed or key in theirs.changed) and not mine.agrees(theirs, key):
             yield key

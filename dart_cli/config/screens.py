@@ -1,11 +1,11 @@
-"""How large a run's screens are, and how many of them its engines see again.
+"""The size of a run's screens, and the sizes of the caches in which engines keep them.
 
-screen_of             the pixels of a screen, where the configuration names them
-screen_of_suite       those of the suite's own default
-run_screen            either, or an assumption
-screens_in_play       screens that the prompts of one engine's episodes show
-image_cache_bytes     room for them as decoded bytes
-vllm_image_cache_gb   the same in vLLM's own process: its `mm_processor_cache_gb`
+screen_of             the size of a screen, where the configuration names it
+screen_of_suite       the size that the suite has by default
+run_screen            the first of both that is known, or an assumption
+screens_in_play       how many screens the prompts of one engine's episodes show
+image_cache_bytes     the size of a cache for them, decoded
+vllm_image_cache_gb   the size of the cache in vLLM's process: its `mm_processor_cache_gb`
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from dart_cli.config.schema import Config
 from envs.contract.registry import load_suite
 
 SCREEN = (1920, 1080)
-"""Pixels, where neither the options nor the suite name a size."""
+"""Width and height in pixels, assumed where neither the options nor the suite name a size."""
 MOST_SIDE = 16_384
-"""Pixels of a screen's side; more is a typing mistake."""
+"""Largest side of a screen, pixels. More is a typing mistake."""
 
 LEAST_CACHE = 256 << 20
-"""Bytes of a cache of screens at least: held-out episodes and those of another suite have some, too."""
+"""Least size of a cache of screens, bytes: held-out episodes and those of another suite need some, too."""
 UNEVEN = 2
-"""How many times its even share of the episodes an engine may serve: they go to the least loaded one, and
-stay with it while it is not much busier than another."""
+"""How many times its even share of the episodes an engine may serve. An episode goes to the least loaded
+engine, and stays there while that engine is not much busier than another."""
 CHANNELS = 3
-"""Bytes of a pixel."""
+"""Bytes of a decoded pixel."""
 
 
 def screen_of(config: Config) -> tuple[int, int] | None:
-    """Width and height of the suite's screens, where its options name them in numbers.
+    """Return the width and height of a screen that [env.options] names in numbers; None without them.
 
     Raises ConfigError for numbers that no screen has.
     """
@@ -41,9 +41,9 @@ def screen_of(config: Config) -> tuple[int, int] | None:
     if isinstance(size, str):
         match = re.fullmatch(r"\s*(-?\d+)\s*[xX]\s*(-?\d+)\s*", size)
         size = [int(match[1]), int(match[2])] if match else None
-    if not isinstance(size, list | tuple) or [type(each) for each in size] != [int, int]:
-        return None  # a word of the suite's own, or none
-    if not all(1 <= each <= MOST_SIDE for each in size):
+    if not isinstance(size, list | tuple) or [type(side) for side in size] != [int, int]:
+        return None  # unset, or a word of the suite
+    if not all(1 <= side <= MOST_SIDE for side in size):
         raise ConfigError(
             f"env.options.size must be WIDTHxHEIGHT of 1 to {MOST_SIDE} pixels, got "
             f"{size[0]}x{size[1]}; name the size of the suite's screens"
@@ -52,13 +52,13 @@ def screen_of(config: Config) -> tuple[int, int] | None:
 
 
 def screen_of_suite(config: Config) -> tuple[int, int] | None:
-    """Return the pixels of the suite's screens where its options name none."""
+    """Return the width and height of the suite's screens by default; None if the suite does not tell."""
     try:
         suite = load_suite(config.env.suite)
-        given = inspect.signature(suite.make_env).parameters.get("size")
+        parameter = inspect.signature(suite.make_env).parameters.get("size")
     except (DartError, ValueError):
         return None
-    size = getattr(suite, "size", None) if given is None else given.default
+    size = getattr(suite, "size", None) if parameter is None else parameter.default
     options = {"size": list(size) if isinstance(size, tuple) else size}
     env = config.env.model_copy(update={"options": options})
     try:
@@ -68,30 +68,30 @@ def screen_of_suite(config: Config) -> tuple[int, int] | None:
 
 
 def run_screen(config: Config) -> tuple[int, int]:
-    """Return the pixels of a run's screens; SCREEN where neither its options nor its suite name them."""
+    """Return the width and height of a run's screens; SCREEN if neither options nor suite name them."""
     return screen_of(config) or screen_of_suite(config) or SCREEN
 
 
 def screens_in_play(config: Config) -> int:
-    """Screens that the next prompts of one engine's episodes show: slots x history, and each one's newest."""
+    """Return how many screens the next prompts of one engine show: each slot's history, and one more."""
     slots, engines = max(1, config.up.envs) * config.env.slots, max(1, config.up.rollouts)
     served = min(slots, UNEVEN * math.ceil(slots / engines))
-    shown = max(config.policy.history_images, config.policy.history_images_most)
-    return served * (shown + 1)
+    history = max(config.policy.history_images, config.policy.history_images_most)
+    return served * (history + 1)
 
 
 def image_cache_bytes(config: Config) -> int:
-    """Bytes of decoded screens that a rollout worker keeps: those in play."""
+    """Return the size of a rollout worker's cache of decoded screens, bytes: it holds the screens in play."""
     width, height = run_screen(config)
     return max(LEAST_CACHE, screens_in_play(config) * width * height * CHANNELS)
 
 
 def vllm_image_cache_gb(config: Config) -> float:
-    """GiB of screens that vLLM's process keeps; as `vllm.options` say, or for those in play.
+    """Return the size of vLLM's cache of screens, GiB: from `vllm.options`, or enough for the screens in play.
 
-    A value that is no number is vLLM's to refuse; it counts as none.
+    A value that is no number counts as unset here; vLLM refuses it.
     """
-    given = config.vllm.options.get("mm_processor_cache_gb")
-    if isinstance(given, int | float):
-        return float(given)
+    size_gb = config.vllm.options.get("mm_processor_cache_gb")
+    if isinstance(size_gb, int | float):
+        return float(size_gb)
     return math.ceil(100 * image_cache_bytes(config) / 2**30) / 100

@@ -1,11 +1,11 @@
 """Which tasks a run trains on, and which it keeps for evaluation.
 
-    training_tasks   what is leased: env.tasks, never what is held out
-    heldout_tasks    what its suite holds out, and what env.heldout does
-    trained_tasks    trained on, and evaluated on held-out seeds
-    composed_tasks   never trained on, and reported separately
+    training_tasks   the tasks that are leased: env.tasks, without held-out ones
+    heldout_tasks    the tasks that the suite or env.heldout keeps out of training
+    trained_tasks    the tasks of an evaluation that are trained on, with other seeds
+    composed_tasks   the tasks of an evaluation that are never trained on; they are reported separately
 
-A run is split twice: by id, by the functions above, and by seed: TRAIN_SEEDS of the schema.
+A run is split twice: by task id, by the functions above, and by seed, at TRAIN_SEEDS of the schema.
 """
 
 from __future__ import annotations
@@ -18,42 +18,48 @@ from envs.contract.registry import select_tasks, tasks_of
 
 
 def heldout_tasks(config: Config) -> list[Task]:
-    """Return the suite's held-out split, and what env.heldout adds to it. Raises TaskError."""
+    """Return the tasks of the suite's held-out split, and those that env.heldout adds. Raises TaskError."""
     suite = config.env.suite
-    held = {task.id: task for task in tasks_of(suite, "heldout")}
+    tasks = {task.id: task for task in tasks_of(suite, "heldout")}
     if config.env.heldout:
-        held |= {task.id: task for task in select_tasks(suite, config.env.heldout)}
-    return list(held.values())
+        tasks |= {task.id: task for task in select_tasks(suite, config.env.heldout)}
+    return list(tasks.values())
 
 
 def training_tasks(config: Config) -> list[Task]:
-    """Return the tasks the run trains on: those env.tasks names, else all that are not held out.
+    """Return the tasks that the run trains on: those in env.tasks, else all that are not held out.
 
-    An id that env.tasks writes out is taken as it is; rules/tasks.py refuses one that is held out.
-    Raises TaskError for a suite or task that does not exist.
+    An id that env.tasks writes in full is always taken; rules/tasks.py refuses one that is held out. Raises
+    TaskError for a suite or task that does not exist.
     """
-    return select_tasks(config.env.suite, config.env.tasks, _free(config))
+    return select_tasks(config.env.suite, config.env.tasks, _free_tasks(config))
 
 
 def trained_tasks(config: Config, only: Sequence[str] = ()) -> list[Task]:
-    """Return the tasks evaluated on held-out seeds. Raises TaskError for an unknown one."""
+    """Return the tasks that are evaluated on held-out seeds, of those in `only`.
+
+    Raises TaskError for an unknown one.
+    """
     if only:
-        held = {task.id for task in heldout_tasks(config)}
-        return [task for task in select_tasks(config.env.suite, only) if task.id not in held]
-    wanted = config.eval.tasks or config.env.tasks
-    return select_tasks(config.env.suite, wanted, _free(config))
+        heldout = {task.id for task in heldout_tasks(config)}
+        return [task for task in select_tasks(config.env.suite, only) if task.id not in heldout]
+    patterns = config.eval.tasks or config.env.tasks
+    return select_tasks(config.env.suite, patterns, _free_tasks(config))
 
 
 def composed_tasks(config: Config, only: Sequence[str] = ()) -> list[Task]:
-    """Return the tasks never trained on. Raises TaskError for an unknown one."""
-    held = heldout_tasks(config)
+    """Return the evaluated tasks that are never trained on, of those in `only`.
+
+    Raises TaskError for an unknown one.
+    """
+    heldout = heldout_tasks(config)
     if only:
-        ids = {task.id for task in held}
+        ids = {task.id for task in heldout}
         return [task for task in select_tasks(config.env.suite, only) if task.id in ids]
-    return select_tasks(config.env.suite, config.eval.compositions, held)
+    return select_tasks(config.env.suite, config.eval.compositions, heldout)
 
 
-def _free(config: Config) -> list[Task]:
-    """All tasks that are not held out."""
-    held = {task.id for task in heldout_tasks(config)}
-    return [task for task in tasks_of(config.env.suite) if task.id not in held]
+def _free_tasks(config: Config) -> list[Task]:
+    """Return all tasks that are not held out."""
+    heldout = {task.id for task in heldout_tasks(config)}
+    return [task for task in tasks_of(config.env.suite) if task.id not in heldout]

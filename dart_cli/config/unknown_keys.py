@@ -1,9 +1,9 @@
-"""What an error says of a key or section that is none of the schema's.
+"""The errors for keys and sections that the schema does not have.
 
-unknown        the whole sentence: an old key, another tool's word, or the nearest name
-where_is       the same for a name without its section
+unknown_key    the whole sentence, with dart's name for another tool's option, or with the nearest name
+where_is       the suggestion for a name without a section
 did_you_mean   `; did you mean X?` for the nearest of some names
-WORDS          what users of other tools write (your_words.toml); docs/your-words.md shows it
+WORDS          options of other tools, with dart's names for them (other_tools.toml, docs/your-words.md)
 """
 
 from __future__ import annotations
@@ -17,26 +17,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dart_cli.config.old_keys import OLD_KEYS
 from dart_cli.config.schema import section_types
 
 PAGE = "docs/your-words.md"
-_SHOWN = 3  # words of another tool's section that are explained
+_MOST_EXPLAINED = 3  # keys of another tool's section that an error explains
 
 
 @dataclass(frozen=True)
 class Word:
-    """Options of other tools that mean one thing, and what it is called here."""
+    """Options of other tools that mean one thing, and dart's name for it."""
 
     subject: str
     theirs: tuple[str, ...]
-    of: str  # tools that call it so
-    ours: tuple[str, ...] = ()
-    how: str = ""  # what else there is to say, or how it is done where no key does it
+    of: str  # the tools that have these options
+    ours: tuple[str, ...] = ()  # keys of dart
+    how: str = ""  # a remark, or how it is done where there is no such key
 
     @property
     def answer(self) -> str:
-        """`dart's name for it is train.lr: left out, it follows the model's size`."""
+        """For example `dart's name for it is train.lr: left out, it follows the model's size`."""
         if not self.ours:
             return self.how
         *others, last = self.ours
@@ -49,7 +48,7 @@ class Word:
 
 
 def _words() -> tuple[Word, ...]:
-    tree = tomllib.loads((Path(__file__).parent / "your_words.toml").read_text(encoding="utf-8"))
+    tree = tomllib.loads((Path(__file__).parent / "other_tools.toml").read_text(encoding="utf-8"))
     rows: list[dict[str, Any]] = tree["word"]
     return tuple(
         Word(**row | {"theirs": tuple(row["theirs"]), "ours": tuple(row.get("ours", ()))})
@@ -59,7 +58,7 @@ def _words() -> tuple[Word, ...]:
 
 WORDS = _words()
 _KEY = re.compile(rf"\b(?:{'|'.join(section_types())})\.\w+|\bdart \w+(?: --\w+)?|\bmax_steps\b")
-"""Keys and commands in a text of the table, which the page shows as code."""
+"""Matches keys and commands in a text of the table; the page shows them as code."""
 
 
 @cache
@@ -67,26 +66,24 @@ def _by_name() -> Mapping[str, Word]:
     return {name: word for word in WORDS for name in word.theirs}
 
 
-def unknown(key: str, value: object) -> str:
-    """Return the sentence for a key of no section, or for a section that there is not, with its `value`."""
+def unknown_key(key: str, value: object) -> str:
+    """Return the error for a key or section that does not exist; `value` is what the file sets it to."""
     sections = section_types()
     section, name = _parts(key)
-    if key in OLD_KEYS:
-        return f"{key} is gone; {OLD_KEYS[key]}"
     if word := _word(key):
         return f"unknown key {key}; {word.answer}"
     if name:
-        known = list(sections[section].model_fields)
-        close = difflib.get_close_matches(name, known, n=1)
+        keys = list(sections[section].model_fields)
+        close = difflib.get_close_matches(name, keys, n=1)
         hint = f"; did you mean {section}.{close[0]}?" if close else where_is(name)
-        return f"unknown key {key}{hint or f'; [{section}] has ' + ', '.join(known)}"
+        return f"unknown key {key}{hint or f'; [{section}] has ' + ', '.join(keys)}"
     if isinstance(value, Mapping):
         return f"unknown section [{key}]{_of_section(key, value)}"
     return f"unknown key {key} outside any section{where_is(key)}"
 
 
 def where_is(name: str) -> str:
-    """`; did you mean train.lr?` for another tool's word, and a key that a section has or nearly has."""
+    """Return `; did you mean train.lr?` for another tool's option, or for a key like one of a section."""
     if word := _word(name):
         return f"; {word.answer}"
     home = _homes()
@@ -94,57 +91,58 @@ def where_is(name: str) -> str:
     return f"; did you mean {home[close[0]]}.{close[0]}?" if close else ""
 
 
-def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the nearest of the known names; empty where none is near."""
-    close = difflib.get_close_matches(wrong, list(known), n=1)
+def did_you_mean(wrong: str, names: Iterable[str]) -> str:
+    """Return `; did you mean X?` for the nearest of some names; empty where none is near."""
+    close = difflib.get_close_matches(wrong, list(names), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 @cache
 def _homes() -> Mapping[str, str]:
-    """Return the first section of those that have such a key."""
+    """Return for each key, without its section, the first section that has it."""
     homes: dict[str, str] = {}
     for section, kind in section_types().items():
-        for each in kind.model_fields:
-            homes.setdefault(each, section)
+        for key in kind.model_fields:
+            homes.setdefault(key, section)
     return homes
 
 
 def _parts(key: str) -> tuple[str, str]:
-    """(section, name) of a key; the section may be one within another, as in `model.lora.rank`."""
-    within = [name for name in section_types() if key.startswith(f"{name}.")]
-    section = max(within, key=len, default=key.partition(".")[0])
+    """Return the section and the name of a key. A section may be inside another, as in `model.lora.rank`."""
+    prefixes = [name for name in section_types() if key.startswith(f"{name}.")]
+    section = max(prefixes, key=len, default=key.partition(".")[0])
     return section, key[len(section) + 1 :]
 
 
 def _word(path: str) -> Word | None:
-    """Return another tool's word: the longest end of a dotted path that the table has."""
+    """Return the entry of the table for the longest end of a dotted path; None without one."""
     parts = path.lower().replace("-", "_").split(".")
-    ends = (".".join(parts[at:]) for at in range(len(parts)))
+    ends = (".".join(parts[start:]) for start in range(len(parts)))
     return next((_by_name()[end] for end in ends if end in _by_name()), None)
 
 
 def _of_section(section: str, tree: Mapping[str, object]) -> str:
-    """Return what a section of another name was meant for: a misspelt one of ours, or another tool's keys."""
+    """Return what an unknown section may mean: a misspelt section of dart, or keys of another tool."""
     sections = section_types()
     close = difflib.get_close_matches(section, list(sections), n=1)
     if close and all(key in sections[close[0]].model_fields for key in tree):
         return f"; did you mean {close[0]}?"
-    words = list(dict.fromkeys(_explained(section, tree)))
-    if words:
-        more = f", and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
-        return f" of another tool ({PAGE}): {'; '.join(words[:_SHOWN])}{more}"
+    texts = list(dict.fromkeys(_explanations(section, tree)))
+    if texts:
+        rest = len(texts) - _MOST_EXPLAINED
+        more = f", and {rest} more" if rest > 0 else ""
+        return f" of another tool ({PAGE}): {'; '.join(texts[:_MOST_EXPLAINED])}{more}"
     return did_you_mean(section, sections) or f"; there are {', '.join(sections)}"
 
 
-def _explained(section: str, tree: Mapping[str, object]) -> Iterator[str]:
-    """Yield what each key of the tree is called here, as far as that is known."""
+def _explanations(section: str, tree: Mapping[str, object]) -> Iterator[str]:
+    """Yield dart's name for each key of the tree that dart has or the table explains."""
     level: list[tuple[str, object]] = [(section, tree)]
     while level:
         path, value = level.pop(0)
         name = path.rpartition(".")[2]
         if isinstance(value, Mapping) and value:
-            level += [(f"{path}.{key}", each) for key, each in value.items()]
+            level += [(f"{path}.{key}", inner) for key, inner in value.items()]
         elif word := _word(path):
             yield f"{name} is {' and '.join(word.ours)}" if word.ours else f"{name}: {word.how}"
         elif name in _homes():
@@ -156,10 +154,10 @@ def words_page() -> str:
     lines = [
         "# Your words, our keys",
         "",
-        "For those who come from TRL, verl, prime-rl or gymnasium: what an option is called there and here. An error",
-        "for an unknown key says the same: `learning_rate`, in any section, is answered with `train.lr`. All keys: the",
-        "[configuration](config.md). This page is made from the code (`python -m dart_cli.cli.reference`), and a test",
-        "compares them.",
+        "If you come from TRL, verl, prime-rl or gymnasium: here are dart's names for the options of these",
+        "tools. The error for an unknown key suggests the same: `train.lr` for `learning_rate`, in any section.",
+        "All keys are in the [configuration](config.md). This page is made from the code",
+        "(`python -m dart_cli.cli.reference`), and a test compares them.",
     ]
     for subject in dict.fromkeys(word.subject for word in WORDS):
         lines += ["", f"## {subject}", "", "| there | of | here |", "| --- | --- | --- |"]

@@ -1,8 +1,8 @@
-"""Values as text: of the command line, of a TOML file, of a message.
+"""Values as text: on the command line, in a TOML file, in a message.
 
-read_value   one value of the command line, read as TOML
-to_toml      a value as TOML writes it
-shown        a value in an error message
+read_value    reads a value of the command line as TOML
+to_toml       writes a value as TOML
+short_value   writes a value for an error message
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that needs no quotes
 
 
 def read_value(text: str) -> Any:
-    """Return the meaning of a value on the command line: read as TOML if it is TOML, else the text itself."""
+    """Return a value of the command line: what it means in TOML, or the text itself if it is no TOML."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -25,7 +25,7 @@ def read_value(text: str) -> Any:
 
 
 def to_toml(value: Any) -> str | None:
-    """Return a value as TOML writes it; None for an unset key. Knows only the types that fields have."""
+    """Return a value as TOML writes it; None for an unset key. It must have a type that fields have."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -39,17 +39,17 @@ def to_toml(value: Any) -> str | None:
         # TOML reads the escapes of JSON, which leaves DEL as it is.
         return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
-        return f"[{', '.join(to_toml(each) or '' for each in value)}]"
+        return f"[{', '.join(to_toml(element) or '' for element in value)}]"
     pairs = [
-        f"{key if _BARE.fullmatch(key) else json.dumps(key)} = {to_toml(each)}"
-        for key, each in value.items()
-        if each is not None
+        f"{key if _BARE.fullmatch(key) else json.dumps(key)} = {to_toml(element)}"
+        for key, element in value.items()
+        if element is not None
     ]
     return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
 
 
-def shown(value: object, *, quote: bool = True) -> str:
-    """Return a value as TOML would show it, in one short line."""
+def short_value(value: object, *, quote: bool = True) -> str:
+    """Return a value for a message, in one line of at most 60 characters."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str) and not quote:

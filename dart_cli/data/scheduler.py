@@ -30,7 +30,7 @@ from dart_cli.algo.task_sampling import (
     frontier_weights,
     uniform_weights,
 )
-from dart_cli.config.schema import TRAIN_SEEDS, Config
+from dart_cli.config.schema import OVER_PROVISION, TRAIN_SEEDS, Config
 from dart_cli.data.groups import Group, GroupTable
 from envs.contract.base import Task
 
@@ -244,9 +244,8 @@ class April(Scheduler):
 
     def _bounds(self, situation: Situation) -> list[tuple[int, str]]:
         config = self._data_config
-        # Rounded first, so that 1.1 x 10 is 11.
-        most = ceil(round(config.over_provision * config.groups_per_batch, 9))
-        why = f"data.over_provision = {config.over_provision:g} lets {most} groups play"
+        most = OVER_PROVISION * config.groups_per_batch
+        why = f'data.scheduling = "{config.scheduling}" lets {most} groups play'
         return [*super()._bounds(situation), (most, why)]
 
 

@@ -21,9 +21,9 @@ from pydantic import ValidationError
 
 from bus.errors import ConfigError, ProtocolError, RunDirectoryError
 from bus.messages import JoinReply, JoinRequest
-from dart_cli.config.readers import Row, Settings, differences, is_given, row_of
+from dart_cli.config.readers import Row, Settings, differences, is_overridden, row_of
 from dart_cli.config.schema import Config
-from dart_cli.config.values import shown
+from dart_cli.config.values import short_value
 from dart_cli.runtime.run_dir import cannot_write, read_used, save_used, with_processes
 
 log = logging.getLogger(__name__)

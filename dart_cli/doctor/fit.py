@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dart_cli.config.devices import VISIBLE, gpus_per_worker, shared_out
+from dart_cli.config.devices import VISIBLE, divide_gpus, gpus_per_worker
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import Config
 from dart_cli.doctor.host_memory import PROCESSES

@@ -23,7 +23,7 @@ from pathlib import Path
 from bus.errors import ConfigError, DartError, ModelError
 from dart_cli.config.architecture import shape_of
 from dart_cli.config.endpoints import weights_dir
-from dart_cli.config.families import FAMILIES, NONE, origins, recognise, told, with_family
+from dart_cli.config.families import FAMILIES, NONE, origin_line, origins, recognise, with_family
 from dart_cli.config.learning_rate import rate_origin
 from dart_cli.config.model_folder import (
     BUILTIN,

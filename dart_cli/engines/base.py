@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from bus.messages import ActRequest, Completion, PointerMap, SampledTokens, Sampling
-from dart_cli.config.devices import made_by_own
+from dart_cli.config.devices import make_own
 from dart_cli.config.schema import Config
 from dart_cli.policy.weight_set import WeightSet
 from dart_cli.runtime.waits import PhaseTimer, as_gauges

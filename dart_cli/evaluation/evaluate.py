@@ -28,7 +28,7 @@ from rich.console import Console
 
 from bus.endpoints import make_private_dir
 from bus.errors import ConfigError, EnvError, UserError
-from dart_cli.config.devices import absent, gpus_here, gpus_of, gpus_per_worker, shared_out
+from dart_cli.config.devices import divide_gpus, gpus_here, gpus_of, gpus_per_worker, gpus_problem
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.evaluation import EvalOptions
 from dart_cli.evaluation.episodes import (

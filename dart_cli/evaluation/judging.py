@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from bus.errors import EngineError, EnvError, UserError, first_line
 from bus.messages import Judgement
-from dart_cli.config.rules import found_in
+from dart_cli.config.rules import broken_rules
 from dart_cli.config.rules.policy import JUDGE
 from dart_cli.config.schema import Config, EnvConfig, JudgeConfig
 from dart_cli.data.store.open import open_store

@@ -1,15 +1,15 @@
-"""Grounding benchmarks: does a model point at what an instruction names? `dart eval grounding`.
+"""Grounding benchmarks: tests whether a model points at what an instruction names (`dart eval grounding`).
 
-items     instructions about screenshots, regions, answers; where a screenshot is
-layouts   the published sets: files, keys, forms of a box; a new set is an entry there
-reader    a folder -> its items, and what is wrong with its rows
-formats   how text models are asked, and how their texts are read
-scorers   what points: an item in, candidates out; a second model that judges the candidates
-scores    hit@1, hit@3, overlap@1, with intervals, by trait; refusals apart
-misses    the page of misses
-benchmark       the verb; settings and answers on disk, so that a second start goes on
+items      instructions about screenshots, with their regions and answers; where a screenshot is stored
+layouts    the layouts of published sets: files, keys, forms of a box; a new set is a new entry
+reader     reads the items of a folder, and reports malformed rows
+formats    how text models are asked, and how their texts are read
+scorers    models that point: an item in, candidates out; a verifier that chooses among the candidates
+scores     hit@1, hit@3 and overlap@1, with intervals, in total and by trait; refusals separately
+misses     the page of misses
+benchmark  the command; its settings and answers are on disk, so that a second start continues
 
-Below are the options of `dart eval grounding`.
+This module has the options of `dart eval grounding`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ from dart_cli.runtime.options import AsJson, DryRun, Overrides, check_folder
 
 @dataclass(frozen=True)
 class GroundingOptions:
-    """What is asked, and of which model."""
+    """The options of `dart eval grounding`."""
 
     folder: Annotated[
-        Path, typer.Argument(metavar="SET_FOLDER", help="A grounding set as it is published.")
+        Path,
+        typer.Argument(
+            metavar="SET_FOLDER", help="Folder of a grounding set, as it was published."
+        ),
     ]
-    model: Annotated[str, typer.Option(metavar="FOLDER", help="A model folder, or builtin:tiny.")]
+    model: Annotated[str, typer.Option(metavar="FOLDER", help="Model folder, or builtin:tiny.")]
     action_parser: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="How it is asked and answers: compact, uitars, toolcall, pyautogui, ... (docs/families.md), point, file.py:MyParser; default "
-            "compact for models with its words.",
+            help="How the model is asked and answers: compact, uitars, toolcall, pyautogui, ... "
+            "(docs/families.md), point, or file.py:MyParser; by default compact, for models that know it.",
         ),
     ] = ""
     overrides: Overrides = None
@@ -44,13 +47,13 @@ class GroundingOptions:
         str,
         typer.Option(
             metavar="NAME",
-            help="Layout of the set; default the one that its files show.",
+            help="Layout of the set; by default recognised from its files.",
         ),
     ] = ""
     weights: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="A published weight set of a run in place of the model's own."
+            metavar="DIR", help="A published weight set of a run, in place of the model's weights."
         ),
     ] = None
     candidates: Annotated[
@@ -58,15 +61,15 @@ class GroundingOptions:
         typer.Option(
             min=1,
             max=64,
-            help="Answers to an item: the greedy one, the others sampled, or from the same pass of a model "
-            "that points; 3 or more for hit@3.",
+            help="Answers to each item: the first is greedy, the others are sampled, or come from the same "
+            "forward pass of a model that points. hit@3 needs 3 or more.",
         ),
     ] = 1
     verifier: Annotated[
         str,
         typer.Option(
             metavar="FOLDER",
-            help="A verifier that judges the candidates, of `dart tune`.",
+            help="Folder of a verifier, from `dart tune`, that chooses among the candidates.",
         ),
     ] = ""
     max_pixels: Annotated[
@@ -74,26 +77,27 @@ class GroundingOptions:
         typer.Option(
             min=1,
             show_default=False,
-            help="Of a screenshot as the model sees it; default its folder's.",
+            help="Largest size of a screenshot as the model sees it, pixels; by default the model's.",
         ),
     ] = None
     limit: Annotated[
         int | None,
         typer.Option(
-            min=1, show_default=False, help="Ask so many items, spread evenly over the set."
+            min=1, show_default=False, help="Ask only this many items, spread evenly over the set."
         ),
     ] = None
     skip_malformed: Annotated[
-        bool, typer.Option("--skip-malformed", help="Leave malformed rows out, and tell how many.")
+        bool,
+        typer.Option("--skip-malformed", help="Leave malformed rows out, and report their number."),
     ] = False
-    misses: Annotated[int, typer.Option(min=0, help="Misses on the page, at most.")] = 60
+    misses: Annotated[int, typer.Option(min=0, help="Largest number of misses on the page.")] = 60
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
             callback=check_folder,
             show_default=False,
-            help="Answers, report and page; default runs/grounding/SET-MODEL.",
+            help="Folder of answers, report and page; by default runs/grounding/SET-MODEL.",
         ),
     ] = None
     fresh: Annotated[

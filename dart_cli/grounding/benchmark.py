@@ -1,10 +1,10 @@
-"""Grounding benchmarks in this process: the `dart eval grounding` verb.
+"""Runs a grounding benchmark in this process: `dart eval grounding`.
 
-run_grounding      reads the set, asks the model, prints the scores, keeps answers and a page of misses
-Settings           all that the answers depend on; a start with others is refused
-KeptAnswers        the answers so far, a line for each item
+run_grounding   reads the set, asks the model, prints the scores, and writes answers and a page of misses
+Settings        everything that the answers depend on; a second start with other settings is refused
+AnswersFolder   the folder with the answers so far, one line for each item
 
-OUT/settings.json  answers.jsonl  report.json  misses.html
+The files in OUT: settings.json, answers.jsonl, report.json, misses.html.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from dart_cli.grounding.reader import GroundingSet, read_set
 from dart_cli.grounding.scorers import (
     VerifiedScorer,
     answer_all,
-    judge_of,
     make_scorer,
     verifier_config,
+    verifier_scoring,
 )
 from dart_cli.grounding.scores import (
     FIRST,
@@ -68,57 +68,64 @@ if TYPE_CHECKING:
 ANSWERS, REPORT, MISSES = "answers.jsonl", "report.json", "misses.html"
 
 T = TypeVar("T")
-_Weights = tuple[
-    Path | None, int
-]  # a published set and its version; (None, -1) for the model's own
+_Weights = tuple[Path | None, int]
+"""A published weight set and its version; (None, -1) for the model's weights."""
 
 
 def run_grounding(options: GroundingOptions) -> Report | None:
-    """Evaluate a model on a set; None for a dry run, which asks nothing and keeps nothing.
+    """Evaluate a model on a set. Return None for a dry run, which asks nothing and writes nothing.
 
     Raises UserError for a set with malformed rows, a model that cannot be loaded, or a folder with answers of
-    other settings; EngineError where no item was answered.
+    other settings, and EngineError if no item was answered.
     """
-    told = read_set(options.folder, options.layout)
-    _refuse_malformed(told, skip=options.skip_malformed)
-    items = _spread(told.items, options.limit or 0)
+    # 1. Read the set, and the settings of the model.
+    grounding_set = read_set(options.folder, options.layout)
+    _refuse_malformed(grounding_set, skip=options.skip_malformed)
+    items = _spread(grounding_set.items, options.limit or 0)
     if not items:
         raise UserError(f"{options.folder} has no items to ask; is it the whole set?")
-    config, answers = _configured(options, refusals=told.refusals > 0)
-    if config.policy.pointing == "pointer":  # from one pass, at no cost
-        opening_of(answers)  # refuses a format without a place for a pointer
+    config, answers = _configured(options, refusals=grounding_set.refusals > 0)
+    if config.policy.pointing == "pointer":
+        opening_of(answers)  # raises ConfigError for a format without a place for a pointer
+        # One forward pass gives all candidates at no cost.
         options = replace(options, candidates=max(options.candidates, FIRST))
     _check_verifier(options)
-    # Once: the newest version of a live run is another one later.
+    # The newest version of a live run changes, so it is looked up once.
     weights = (None, -1) if options.weights is None else chosen_weights(config, options.weights)
-    settings = _settings(options, told, items, config, answers, weights)
-    out = options.out or Path("runs") / "grounding" / f"{told.layout.name}-{_name(options.model)}"
+    settings = _settings(options, grounding_set, items, config, answers, weights)
+    out = (
+        options.out
+        or Path("runs") / "grounding" / f"{grounding_set.layout.name}-{_name(options.model)}"
+    )
     console = Console(markup=False, highlight=False)
     if options.dry_run:
-        for name, value in {"out": str(out), **_told_with(settings)}.items():
+        for name, value in {"out": str(out), **_labels(settings)}.items():
             console.print(f"{name + ':':<15} {value}")
         console.print("valid; nothing was asked")
         return None
+    # 2. Ask for the answers that are missing.
     limit_threads(config.rollout.threads)
     end_with_parent()
-    with KeptAnswers(out, settings, fresh=options.fresh) as kept:
-        unanswered = _answer(options, config, answers, weights, items, kept)
-        found = kept.of(item.id for item in items)
-    if not found:
+    with AnswersFolder(out, settings, fresh=options.fresh) as folder:
+        unanswered = _answer(options, config, answers, weights, items, folder)
+        by_id = folder.of(item.id for item in items)
+    if not by_id:
         [reason, *_] = unanswered.values()
         raise EngineError(f"no item was answered, and nothing is scored; the first: {reason}")
-    report = score(items, found, candidates=options.candidates)
+    # 3. Score them, write the report, and print it.
+    report = score(items, by_id, candidates=options.candidates)
     result = {**settings.model_dump(), **summary(report)}
     if options.verifier:
-        result["without_verifier"] = summary(_unverified(items, found, options.candidates))
-    missed = [
-        (item, found.get(item.id))
+        result["without_verifier"] = summary(_unverified(items, by_id, options.candidates))
+    misses = [
+        (item, by_id.get(item.id))
         for item in items
-        if item.region is not None and not is_hit(item, found.get(item.id))
+        if item.region is not None and not is_hit(item, by_id.get(item.id))
     ]
-    title = f"{_name(options.model)} on {told.layout.title}"
-    shown = _spread(missed, options.misses)
-    page = misses_page(title, _told_with(settings), report, shown, len(missed))
+    title = f"{_name(options.model)} on {grounding_set.layout.title}"
+    page = misses_page(
+        title, _labels(settings), report, _spread(misses, options.misses), len(misses)
+    )
     write_whole(out / MISSES, page.encode())
     write_whole(out / REPORT, json.dumps(result, indent=1).encode())
     if options.as_json:
@@ -127,14 +134,14 @@ def run_grounding(options: GroundingOptions) -> Report | None:
     for table in report_tables(title, report):
         console.print(table)
     if options.verifier:
-        console.print(_verified_line(items, found, options.candidates))
-    for line in (*refusal_lines(report), *_notes(settings, report, missed, unanswered, out)):
+        console.print(_verified_line(items, by_id, options.candidates))
+    for line in (*refusal_lines(report), *_notes(settings, report, misses, unanswered, out)):
         console.print(line)
     return report
 
 
 def _check_verifier(options: GroundingOptions) -> None:
-    """Raise UserError for a folder that is no verifier, or where there is nothing to choose from."""
+    """Raise UserError if --verifier names no verifier, or if there is only one candidate to choose from."""
     if not options.verifier:
         return
     if problem := model_problem(options.verifier):
@@ -143,64 +150,66 @@ def _check_verifier(options: GroundingOptions) -> None:
 
     verifier_config(options.verifier, VerifierSpec.of(folder_of(options.verifier)), [])
     if options.candidates < 2:
-        raise UserError("--verifier chooses among candidates: add --candidates 2 or more")
+        raise UserError("--verifier chooses among candidates; add --candidates 2 or more")
 
 
-def _unverified(items: Sequence[Item], found: dict[str, Answer], candidates: int) -> Report:
-    """Return the scores of the same answers in the model's own order."""
-    own = {name: answer.unverified() for name, answer in found.items()}
-    return score(items, own, candidates=candidates)
+def _unverified(items: Sequence[Item], answers: dict[str, Answer], candidates: int) -> Report:
+    """Return the scores of the same answers with the candidates in the model's order."""
+    by_id = {name: answer.unverified() for name, answer in answers.items()}
+    return score(items, by_id, candidates=candidates)
 
 
-def _verified_line(items: Sequence[Item], found: dict[str, Answer], candidates: int) -> str:
-    before = _unverified(items, found, candidates).overall
+def _verified_line(items: Sequence[Item], answers: dict[str, Answer], candidates: int) -> str:
+    before = _unverified(items, answers, candidates).overall
     low, high = before.interval
-    judged = [len(answer.judged) for answer in found.values()]
-    changed = sum(answer.picked > 0 for answer in found.values())
+    looks = [len(answer.verifier_scores) for answer in answers.values()]
+    changed = sum(answer.picked > 0 for answer in answers.values())
     return (
         f"without the verifier: hit@1 {fraction(before.hit)} [{low:.2f}, {high:.2f}]; it looked at "
-        f"{sum(judged) / max(1, len(judged)):.1f} candidates of an item and changed {changed} of {len(judged)} answers"
+        f"{sum(looks) / max(1, len(looks)):.1f} candidates of an item and changed {changed} of {len(looks)} answers"
     )
 
 
-def _refuse_malformed(told: GroundingSet, *, skip: bool) -> None:
-    if not told.malformed:
+def _refuse_malformed(grounding_set: GroundingSet, *, skip: bool) -> None:
+    """Print malformed rows, and raise UserError for them unless `skip`."""
+    malformed = grounding_set.malformed
+    if not malformed:
         return
-    for line in told.malformed:
+    for line in malformed:
         sys.stderr.write(f"malformed row: {line}\n")
     if not skip:
         raise UserError(
-            f"{len(told.malformed)} of {len(told.malformed) + len(told.items)} rows are malformed, the "
-            f"first is {told.malformed[0]}; mend the files, or leave such rows out with --skip-malformed"
+            f"{len(malformed)} of {len(malformed) + len(grounding_set.items)} rows are malformed, the first "
+            f"is {malformed[0]}; correct the files, or leave such rows out with --skip-malformed"
         )
 
 
 def _spread(items: Sequence[T], most: int) -> list[T]:
-    """At most so many of them, evenly over all; 0 for all."""
+    """Return at most `most` of the items, evenly spread over all; all of them for 0."""
     if not most or len(items) <= most:
         return list(items)
     return [items[i * len(items) // most] for i in range(most)]
 
 
-# --- what is kept -----------------------------------------------------------------------------
+# --- what is stored ---------------------------------------------------------------------------
 
 
-class Settings(WorkSettings):
-    """All that answers depend on, and what is told with every figure."""
+class Settings(KeptSettings):
+    """Everything that the answers depend on, and that is reported with every figure."""
 
     what: ClassVar = "evaluation of grounding"
     verb: ClassVar = "dart eval grounding"
     option: ClassVar = "--out"
-    may_differ: ClassVar = ("items", "malformed", "model", "verifier")
-    """No answer depends on them: more items of a set go on from fewer."""
+    told_alone: ClassVar = ("items", "malformed", "model", "verifier")
+    """Fields on which no answer depends: a start with more items of a set continues one with fewer."""
 
     set: str
     set_digest: str  # of the annotation files and of the pictures
-    items: int  # asked, of them
-    malformed: int  # rows left out
-    model: str  # as it was named; another path to the same files is the same model
+    items: int  # that are asked
+    malformed: int  # rows that were left out
+    model: str  # as the user named it; another path to the same files is the same model
     model_digest: str
-    weights: str  # the published weight set in its place; empty for the model as it comes
+    weights: str  # the published weight set in place of the model's; empty for the model's
     action_parser: str
     coordinates: str
     system_prompt: str
@@ -211,23 +220,23 @@ class Settings(WorkSettings):
     resize_factor: int
     max_tokens: int
     candidates: int  # the greedy answer and those that are sampled
-    temperature: float  # of these
+    temperature: float  # of the sampled ones
     seed: int
     engine: str
     dtype: str
-    engine_options: str = ""  # of vLLM, which may be those of another model
+    engine_options: str = ""  # of vLLM, e.g. quantisation
     pointing: str = "text"
-    verifier: str = ""  # as it was named; empty for none
+    verifier: str = ""  # as the user named it; empty for none
     verifier_digest: str = ""
 
 
-class KeptAnswers(WorkFolder):
-    """The answers in a folder. One process at a time may have it open."""
+class AnswersFolder(KeptFolder):
+    """The folder with the answers so far. Only one process at a time may have it open."""
 
     def __init__(self, folder: Path, settings: Settings, *, fresh: bool = False) -> None:
-        """Open or begin a folder; with `fresh` an older one is set aside.
+        """Open or make a folder; with `fresh` an older one is moved aside.
 
-        Raises UserError where it is of other settings, is no such folder, or is in use.
+        Raises UserError if it has other settings, is no such folder, or is in use.
         """
         super().__init__(folder, settings, fresh=fresh)
         try:
@@ -238,24 +247,25 @@ class KeptAnswers(WorkFolder):
         self.answers = {answer.id: answer for answer in self._lines.pieces}
 
     def close(self) -> None:
-        """Free the folder."""
+        """Close the folder, so that another process may open it."""
         self._lines.close()
         super().close()
 
     def add(self, answer: Answer) -> None:
-        """Keep one more answer."""
+        """Store one more answer."""
         self.answers[answer.id] = answer
         self._lines.add(answer)
 
     def of(self, ids: Iterable[str]) -> dict[str, Answer]:
-        """Return the answers to these items, as far as there are some."""
-        return {each: self.answers[each] for each in ids if each in self.answers}
+        """Return the answers to these items, by id, as far as they were answered."""
+        return {name: self.answers[name] for name in ids if name in self.answers}
 
 
 # --- the model and what its answers depend on ------------------------------------------------
 
 
 def _configured(options: GroundingOptions, *, refusals: bool) -> tuple[Config, AnswerFormat]:
+    """Return the configuration of the model, and the answer format. Raises ConfigError."""
     config, answers = grounding_config(
         options.model, options.action_parser, options.overrides or [], refusals=refusals
     )
@@ -277,23 +287,23 @@ def _configured(options: GroundingOptions, *, refusals: bool) -> tuple[Config, A
 
 def _settings(
     options: GroundingOptions,
-    told: GroundingSet,
+    grounding_set: GroundingSet,
     items: Sequence[Item],
     config: Config,
     answers: AnswerFormat,
     weights: _Weights,
 ) -> Settings:
-    policy, cut = config.policy, screens_of(config)
+    policy, sizes = config.policy, screens_of(config)
     directory, version = weights
     published = ""
     if directory is not None:
         manifest = read_manifest(directory).model_dump_json().encode()
         published = f"v{version} {hashlib.blake2b(manifest, digest_size=16).hexdigest()}"
     return Settings(
-        set=told.layout.name,
-        set_digest=f"{told.digest}{pictures_digest(told.items)}",
+        set=grounding_set.layout.name,
+        set_digest=f"{grounding_set.digest}{pictures_digest(grounding_set.items)}",
         items=len(items),
-        malformed=len(told.malformed),
+        malformed=len(grounding_set.malformed),
         model=options.model,
         model_digest=folder_digest(folder_of(options.model), config.model.adapters),
         weights=published,
@@ -302,9 +312,9 @@ def _settings(
         system_prompt=policy.system_prompt,
         template=policy.template,
         part_order=policy.part_order,
-        min_pixels=cut.min_pixels,
-        max_pixels=options.max_pixels or cut.max_pixels,
-        resize_factor=cut.factor,
+        min_pixels=sizes.min_pixels,
+        max_pixels=options.max_pixels or sizes.max_pixels,
+        resize_factor=sizes.factor,
         max_tokens=config.rollout.max_tokens,
         candidates=options.candidates,
         temperature=config.rollout.temperature if options.candidates > 1 else 0.0,
@@ -319,17 +329,17 @@ def _settings(
 
 
 def _engine_options(config: Config) -> str:
-    """Return the options of vLLM, which may quantise the model; empty where it has none or does not answer."""
+    """Return the options of vLLM, which may e.g. quantise the model; empty without them."""
     options = config.vllm.options if config.rollout.engine == "vllm" else {}
     return json.dumps(options, sort_keys=True) if options else ""
 
 
-def _told_with(settings: Settings) -> dict[str, str]:
-    """Return what is told with every figure."""
+def _labels(settings: Settings) -> dict[str, str]:
+    """Return what is reported with every figure."""
     sampled = f", the others sampled at {settings.temperature:g}" if settings.candidates > 1 else ""
-    given = f"greedy{sampled}; {settings.max_tokens} tokens at most"
+    how = f"greedy{sampled}; {settings.max_tokens} tokens at most"
     if settings.pointing == "pointer":
-        given = f"{settings.candidates} candidates from one forward pass"
+        how = f"{settings.candidates} candidates from one forward pass"
     verifier = {"verifier": settings.verifier} if settings.verifier else {}
     return {
         "set": settings.set,
@@ -345,7 +355,7 @@ def _told_with(settings: Settings) -> dict[str, str]:
         "system_prompt": settings.system_prompt or "none",
         "prompt": settings.template,
         "part_order": settings.part_order,
-        "answers": given,
+        "answers": how,
         "engine": f"{settings.engine}, {settings.dtype}",
     }
 
@@ -363,10 +373,13 @@ def _answer(
     answers: AnswerFormat,
     weights: _Weights,
     items: Sequence[Item],
-    kept: KeptAnswers,
+    folder: AnswersFolder,
 ) -> dict[str, str]:
-    """Ask for what is not kept yet; why there is no answer, by item. Raises SystemExit where a signal stops it."""
-    missing = [item for item in items if item.id not in kept.answers]
+    """Ask for the missing answers, and return why items have none, by id.
+
+    Raises SystemExit if a signal stops it.
+    """
+    missing = [item for item in items if item.id not in folder.answers]
     if not missing:
         return {}
     waits, unanswered = OpenWaits(), dict[str, str]()
@@ -384,10 +397,10 @@ def _answer(
                     from dart_cli.policy.verifier import THRESHOLD
 
                     verifier = await asyncio.to_thread(_verifier, options.verifier, config)
-                    scorer = VerifiedScorer(scorer, judge_of(verifier), THRESHOLD)
+                    scorer = VerifiedScorer(scorer, verifier_scoring(verifier), THRESHOLD)
 
                 def keep(answer: Answer) -> None:
-                    kept.add(answer)
+                    folder.add(answer)
                     advance(1)
 
                 at_once = config.rollout.max_batch
@@ -395,24 +408,24 @@ def _answer(
 
         def say_stopped() -> None:
             sys.stderr.write(
-                f"{len(kept.answers)} of {len(items)} answers are kept in {kept.folder}; the same command goes on\n"
+                f"{len(folder.answers)} of {len(items)} answers are in {folder.folder}; the same command continues\n"
             )
 
-        if stopped := run_until_stopped(ask(), waits, say_stopped):
-            raise SystemExit(stopped)
+        if exit_code := run_until_stopped(ask(), waits, say_stopped):
+            raise SystemExit(exit_code)
     return unanswered
 
 
 def _verifier(folder: str, config: Config) -> Verifier:
-    """Return the verifier of a folder, on the device and in the dtype of `config`. Raises ModelError."""
-    from dart_cli.hardware.device import pick_device
+    """Return the verifier in a folder, on the device and in the dtype of `config`. Raises ModelError."""
+    from dart_cli.policy.loader import pick_device
     from dart_cli.policy.verifier import load_verifier
 
     return load_verifier(folder_of(folder), config.model.dtype, pick_device(config.rollout.device))
 
 
 def _bound_pixels(model: Model, most: int) -> None:
-    """Let the model see screenshots of at most so many pixels."""
+    """Let the model resize screenshots to at most this many pixels."""
     from dart_cli.engines.responder import PolicyResponder
 
     assert isinstance(model.responder, PolicyResponder)
@@ -420,9 +433,10 @@ def _bound_pixels(model: Model, most: int) -> None:
     images.bounds = images.bounds[0], most
 
 
-def _example(missed: Sequence[tuple[Item, Answer | None]]) -> str:
-    """Return the first answer without a point, and why."""
-    answer = next(each for _, each in missed if each is not None and not any(each.points[:1]))
+def _example(misses: Sequence[tuple[Item, Answer | None]]) -> str:
+    """Return the first answer that has no point, and the reason."""
+    answers = (answer for _, answer in misses if answer is not None)
+    answer = next(answer for answer in answers if not any(answer.points[:1]))
     text = answer.texts[0] if answer.texts else ""
     return f"{answer.id}: {text[:60]!r}: {answer.problem[:160]}"
 
@@ -430,22 +444,25 @@ def _example(missed: Sequence[tuple[Item, Answer | None]]) -> str:
 def _notes(
     settings: Settings,
     report: Report,
-    missed: Sequence[tuple[Item, Answer | None]],
+    misses: Sequence[tuple[Item, Answer | None]],
     unanswered: dict[str, str],
     out: Path,
 ) -> list[str]:
-    """Return what the tables do not say."""
+    """Return the lines below the tables: chance, items without a point, and the settings."""
     notes = [f"chance: {report.chance:.3f}, a click anywhere"]
     if settings.candidates < 3:
         notes.append("hit@3: n/a with a single answer; --candidates 3 samples two more")
     if report.overall.pointless:
-        notes.append(f"no point in {report.overall.pointless} answers, e.g. {_example(missed)}")
+        notes.append(f"no point in {report.overall.pointless} answers, e.g. {_example(misses)}")
     if unanswered:
         place, reason = next(iter(unanswered.items()))
         notes.append(f"no answer to {len(unanswered)} items, e.g. {place}: {reason}")
-    told = _told_with(settings)
+    labels = _labels(settings)
     notes.append(
-        f"action parser {told['action_parser']}, coordinates {told['coordinates']}, {told['answers']}"
+        f"action parser {labels['action_parser']}, coordinates {labels['coordinates']}, "
+        f"{labels['answers']}"
     )
-    notes.append(f"max_pixels {told['max_pixels']}, {told['engine']}; prompt: {told['prompt']!r}")
-    return [*notes, f"kept in {out}: report.json, answers.jsonl, {MISSES}"]
+    notes.append(
+        f"max_pixels {labels['max_pixels']}, {labels['engine']}; prompt: {labels['prompt']!r}"
+    )
+    return [*notes, f"written to {out}: report.json, answers.jsonl, {MISSES}"]

@@ -1,14 +1,15 @@
 """How a text model is asked for a point, and how its text is read.
 
-    AnswerFormat     prompt, reader and writer of one way of answering
-    format_of        the format of `--action-parser`: a language of the action parsers, point, or an action parser of your own
-    opening_of       what a model that points writes before its point
-    grounding_config the configuration of the model and its prompts, checked; prompt_config, of a format
-    Pointed          what a text says
+    AnswerFormat      the prompt, the reader and the writer of one way of answering
+    AnswerReading     what was read in a text: a point, a refusal, or a problem
+    format_of         the format of `--action-parser`: `point`, or the name of an action parser
+    opening_of        what a model that points writes before its point
+    grounding_config  the checked configuration of a model and its prompts, and its answer format
+    prompt_config     the configuration of a model with the prompts of a format
 
-The prompts of compact, uitars and point are in our words: with the page that a model was trained with it scores
-higher (`--set policy.template=...`). The others are those of the families that write them (docs/families.md).
-Every figure is told with its prompt.
+The prompts of compact, uitars and point are in our words. With the prompt that it was trained with, a model
+scores higher (`--set policy.template=...`). The other prompts are those of the families that use them
+(docs/families.md). Every figure is reported with its prompt.
 """
 
 from __future__ import annotations
@@ -38,27 +39,27 @@ from dart_cli.language.thoughts import reply_of
 from envs.contract.actions import Action, Click, Drag, Fail
 
 _RENAMED = {"qwen": "toolcall"}
-"""Formats by the names that they had."""
+"""Older names of formats."""
 
 GUI_ACTOR = "gui-actor"
 """The format of GUI-Actor's released models (arXiv 2506.03143), which write no numbers."""
 
 COORDINATES = {"qwen2_vl": "thousand", "qwen2_5_vl": "resized", "qwen3_vl": "thousand"}
-"""The numbers that the models of a class write, but for those with action parser compact; see policy.coordinates."""
+"""The coordinates of each class of models, unless their action parser is compact; see policy.coordinates."""
 
 
 @dataclass(frozen=True)
-class Pointed:
-    """What one text says."""
+class AnswerReading:
+    """What was read in one text."""
 
     point: Point | None  # pixels of the screenshot
-    refused: bool = False
+    refused: bool = False  # it says that nothing on the screen is meant
     problem: str = ""  # why there is no point
 
 
-Reader = Callable[[str, CoordinateMap], Pointed]
+Reader = Callable[[str, CoordinateMap], AnswerReading]
 Writer = Callable[[tuple[int, int], CoordinateMap], str]
-"""A pixel of the screenshot -> the answer that names it. Raises ActionError."""
+"""Takes a pixel of the screenshot, and returns the answer that names it. Raises ActionError."""
 
 
 @dataclass(frozen=True)
@@ -69,30 +70,32 @@ class AnswerFormat:
     read: Reader
     write: Writer
     template: str = "{instruction}"  # around the instruction
-    refusal: str = ""  # added to the template where a set has instructions that nothing answers
+    refusal: str = ""  # added to the template if a set has instructions to refuse
     system: str = ""
     part_order: str = "image_first"
-    action_parser: str = (
-        "uitars"  # `policy.action_parser`, which reads no text but in its own format
-    )
+    action_parser: str = "uitars"  # `policy.action_parser`; it reads text only in its own format
     max_tokens: int = 32
-    coordinates: str = ""  # of its family; "": those of the model's class
-    opening: str = ""  # of a model that points: what it writes before; "": what `write` has there
+    coordinates: str = ""  # of its family; "" for those of the model's class
+    opening: str = (
+        ""  # what a model that points writes before its point; "" for what `write` has there
+    )
 
 
 # --- readers ---------------------------------------------------------------------------------
 
 
-def read_action(action_parser: ActionParser, text: str, coordinates: CoordinateMap) -> Pointed:
-    """Return the place that an action names, of a drag its beginning. `fail` refuses."""
+def read_action(
+    action_parser: ActionParser, text: str, coordinates: CoordinateMap
+) -> AnswerReading:
+    """Read the place that an action names; for a drag, its beginning. `fail` refuses."""
     try:
         action = action_parser.parse(text, replace(coordinates, assumes_places=False))
     except ActionError as error:
-        return Pointed(None, problem=str(error))
+        return AnswerReading(None, problem=str(error))
     if isinstance(action, Fail):
-        return Pointed(None, refused=True, problem="it refuses")
+        return AnswerReading(None, refused=True, problem="it refuses")
     point = _place(action)
-    return Pointed(point, problem="" if point else f"{action.kind} has no place")
+    return AnswerReading(point, problem="" if point else f"{action.kind} has no place")
 
 
 def _place(action: Action) -> Point | None:
@@ -105,63 +108,64 @@ def _place(action: Action) -> Point | None:
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9_.])-?\d+(?:\.\d+)?(?:[eE][-+]?\d{1,3})?(?:px)?(?![A-Za-z0-9_%]|\.\d)"
 )
-"""A number by itself: no digits of a name such as x1 or point_2d, and no percentage."""
+"""Matches a separate number: no digits of a name such as x1 or point_2d, and no percentage."""
 _BETWEEN = re.compile(r"[\s,;|()\[\]{}\"'=]*(?:\b[xyXY]\w{0,3}\b[\s\"'=:]*)?")
-"""What may stand between the numbers of one point or box: no words, but names such as y1."""
+"""Matches what may stand between the numbers of one point or box: no words except names such as y1."""
 
 
-def read_point(text: str, coordinates: CoordinateMap) -> Pointed:
-    """Read two numbers as a point, four as a box, whose middle is meant; (-1, -1) refuses.
+def read_point(text: str, coordinates: CoordinateMap) -> AnswerReading:
+    """Read two numbers as a point, and four as a box, whose middle is taken; (-1, -1) refuses.
 
-    Nothing is read in a thought, and other numbers may stand apart, such as that of a label.
+    Thoughts are skipped. Other numbers, such as that of a label, may stand elsewhere in the text.
     """
     try:
         groups = _groups(reply_of(text)[:2000])
     except ActionError as error:
-        return Pointed(None, problem=str(error))
-    places = [each for each in groups if len(each) in (2, 4)]
+        return AnswerReading(None, problem=str(error))
+    places = [numbers for numbers in groups if len(numbers) in (2, 4)]
     if not places:
         count = sum(map(len, groups))
-        return Pointed(None, problem=f"it has {count} numbers in place of 2 or 4 side by side")
-    if any(each != places[0] for each in places):
-        return Pointed(None, problem=f"it has {len(places)} points or boxes in place of one")
+        return AnswerReading(
+            None, problem=f"it has {count} numbers in place of 2 or 4 side by side"
+        )
+    if any(numbers != places[0] for numbers in places):
+        return AnswerReading(None, problem=f"it has {len(places)} points or boxes in place of one")
     if set(places[0]) == {-1.0}:
-        return Pointed(None, refused=True, problem="it refuses")
+        return AnswerReading(None, refused=True, problem="it refuses")
     return _to_screen(places[0], coordinates)
 
 
 def _groups(text: str) -> list[list[float]]:
-    """Return the numbers of a text, those together that stand beside each other."""
+    """Return the numbers of a text, in groups of numbers that stand side by side."""
     groups: list[list[float]] = []
     end = -1
-    for each in _NUMBER.finditer(text):
-        if end < 0 or not _BETWEEN.fullmatch(text, end, each.start()):
+    for match in _NUMBER.finditer(text):
+        if end < 0 or not _BETWEEN.fullmatch(text, end, match.start()):
             groups.append([])
-        groups[-1].append(float(each[0].removesuffix("px")))
-        end = each.end()
+        groups[-1].append(float(match[0].removesuffix("px")))
+        end = match.end()
     return groups
 
 
 _CALL = re.compile(r"\{.*\}", re.DOTALL)
 
 
-def read_call(action_parser: ActionParser, text: str, coordinates: CoordinateMap) -> Pointed:
-    """Return the place of a tool call; also of one whose tags or name are missing, or that has no known action."""
-    read = read_action(action_parser, text, coordinates)
-    if read.point or read.refused:
-        return read
+def read_call(action_parser: ActionParser, text: str, coordinates: CoordinateMap) -> AnswerReading:
+    """Read the place of a tool call, even if its tags or name are missing, or its action is unknown."""
+    reading = read_action(action_parser, text, coordinates)
+    if reading.point or reading.refused:
+        return reading
     try:
         call = _CALL.search(reply_of(text)[:8000])
         if call is None:
-            return read
+            return reading
         arguments = json.loads(call[0])["arguments"]
         if arguments.get("action") == "terminate" and arguments.get("status") == "failure":
-            return Pointed(None, refused=True, problem="it refuses")
-        return Pointed(coordinates.to_screen(*point_of(arguments["coordinate"])))
+            return AnswerReading(None, refused=True, problem="it refuses")
+        return AnswerReading(coordinates.to_screen(*point_of(arguments["coordinate"])))
     except (ActionError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:  # fmt: skip
-        is_told = isinstance(error, ActionError | OverflowError) or "NaN" in str(error)
-        told = str(error) if is_told else read.problem
-        return Pointed(None, problem=told)
+        is_clear = isinstance(error, ActionError | OverflowError) or "NaN" in str(error)
+        return AnswerReading(None, problem=str(error) if is_clear else reading.problem)
 
 
 def write_click(
@@ -172,18 +176,18 @@ def write_click(
 
 
 def write_point(point: tuple[int, int], coordinates: CoordinateMap) -> str:
-    """Return what `read_point` reads."""
+    """Return a point as `read_point` reads it."""
     x, y = coordinates.to_model(*point)
     return f"({x},{y})"
 
 
-def _to_screen(numbers: list[float], coordinates: CoordinateMap) -> Pointed:
-    """Of a point, or of the middle of a box."""
+def _to_screen(numbers: list[float], coordinates: CoordinateMap) -> AnswerReading:
+    """Return the pixel of a point, or of the middle of a box."""
     x, y = (numbers[0] + numbers[-2]) / 2, (numbers[1] + numbers[-1]) / 2
     try:
-        return Pointed(coordinates.to_screen(math.floor(x), math.floor(y)))
+        return AnswerReading(coordinates.to_screen(math.floor(x), math.floor(y)))
     except (ActionError, OverflowError, ValueError) as error:
-        return Pointed(None, problem=str(error))
+        return AnswerReading(None, problem=str(error))
 
 
 # --- formats ---------------------------------------------------------------------------------
@@ -212,13 +216,13 @@ _FAMILY_OF = {
     "scalecua": "scalecua",
     "glm": "glm-4.5v",
 }
-"""Whose prompt asks in a language; see dart_cli/config/families.py."""
+"""The family whose prompt is used with an action parser; see dart_cli/config/families.py."""
 
 _REFUSAL = "\nIf nothing on the screen is meant, terminate with failure."
 
 
 def _in_language(parser_name: str, **others: Any) -> AnswerFormat:
-    """Answers that are actions of an action parser."""
+    """Return a format whose answers are actions in the language of an action parser."""
     action_parser = make_action_parser(parser_name)
     return AnswerFormat(
         parser_name,
@@ -230,16 +234,18 @@ def _in_language(parser_name: str, **others: Any) -> AnswerFormat:
 
 
 def _of_family(parser_name: str) -> AnswerFormat:
-    """Answers in the language of a family, asked with its prompt."""
+    """Return a format with the language and the prompt of a family."""
     action_parser, name = make_action_parser(parser_name), _FAMILY_OF[parser_name]
     values = {key: value for key, (value, _) in values_of(name).items()}
-    asked = values["template"] if not values["system_prompt"] else "{instruction}"
+    template = values["template"] if not values["system_prompt"] else "{instruction}"
     reads_loosely = parser_name.startswith("toolcall") and parser_name != "toolcall-xml"
     return AnswerFormat(
         parser_name,
         partial(read_call if reads_loosely else read_action, action_parser),
         partial(write_click, action_parser),
-        template=asked.replace("{previous}", "").replace("{instruction}", "{instruction}{refusal}"),
+        template=template.replace("{previous}", "").replace(
+            "{instruction}", "{instruction}{refusal}"
+        ),
         refusal=_REFUSAL,
         system=values["system_prompt"],
         action_parser=parser_name,
@@ -280,16 +286,16 @@ _FORMATS: Mapping[str, Callable[[], AnswerFormat]] = {
 
 
 def format_of(name: str, model: str) -> AnswerFormat:
-    """Return the format called `name`, else `compact` for a model that has its words as tokens.
+    """Return the format called `name`; without a name, `compact` for a model that has its words as tokens.
 
-    Raises ConfigError for an unknown one, and where none is named and the model does not show it.
+    Raises ConfigError for an unknown name, and if there is no name and the model does not show its format.
     """
     if not name:
         if _writes_compact(model):
             name = "compact"
         else:
             raise ConfigError(
-                f"--action-parser is needed: how {model} answers cannot be seen in its folder; there are "
+                f"--action-parser is needed, since the folder of {model} does not show how it answers; there are "
                 f"{', '.join(_FORMATS)}, and your own as file.py:MyParser"
             )
     name = _RENAMED.get(name, name)
@@ -304,7 +310,10 @@ def format_of(name: str, model: str) -> AnswerFormat:
 
 
 def opening_of(answers: AnswerFormat) -> str:
-    """Return what a model that points writes before its point. Raises ConfigError for a format with no place for one."""
+    """Return what a model that points writes before its point.
+
+    Raises ConfigError for a format without points.
+    """
     if answers.opening:
         return answers.opening
     action_parser = answers.action_parser if answers.name == answers.action_parser else ""
@@ -319,14 +328,16 @@ def opening_of(answers: AnswerFormat) -> str:
 
 
 def _writes_compact(model: str) -> bool:
-    """Whether the words of action parser compact are tokens of the model: it was made for them."""
-    held = read_json(folder_of(model), TOKENIZER).get("model", {}).get("vocab", {})
-    # A list of [word, score] pairs, or a mapping from words; checked by model_problem.
-    return "click(" in (held if isinstance(held, dict) else {word for word, _ in held})
+    """Return True if words of the action parser compact are tokens of the model."""
+    vocabulary = read_json(folder_of(model), TOKENIZER).get("model", {}).get("vocab", {})
+    # This is a mapping from words, or a list of [word, score] pairs.
+    if isinstance(vocabulary, dict):
+        return "click(" in vocabulary
+    return any(word == "click(" for word, _ in vocabulary)
 
 
 def folder_of(model: str) -> Path:
-    """Return the folder of a model's name."""
+    """Return the folder of a model."""
     return model_folder(model)
 
 
@@ -335,7 +346,7 @@ def grounding_config(
 ) -> tuple[Config, AnswerFormat]:
     """Return the configuration of a model folder for grounding, with `overrides`, and its answer format.
 
-    With `refusals` the prompt says how to refuse. Raises ConfigError.
+    With `refusals`, the prompt explains how to refuse. Raises ConfigError.
     """
     if problem := model_problem(model):
         raise ConfigError(f"--model {problem}")
@@ -348,7 +359,7 @@ def grounding_config(
 
 
 def _coordinates_of(answers: AnswerFormat, kind: str) -> str:
-    """Return a language that has numbers of its own on any class: MAI-UI's and GLM's thousandths."""
+    """Return the format's coordinates if they are thousandths (MAI-UI, GLM), else those of the class."""
     own = answers.coordinates
     return own if own == "thousandths" else COORDINATES[kind]
 
@@ -356,7 +367,7 @@ def _coordinates_of(answers: AnswerFormat, kind: str) -> str:
 def prompt_config(
     model: str, answers: AnswerFormat, overrides: list[str], *, refusals: bool = False
 ) -> Config:
-    """Return the configuration of a model folder for prompts of a format. Raises ConfigError."""
+    """Return the configuration of a model folder with the prompts of a format. Raises ConfigError."""
     folder = folder_of(model)
     kind = str(read_json(folder, "config.json").get("model_type"))
     template = answers.template.replace("{refusal}", answers.refusal if refusals else "")
@@ -375,7 +386,7 @@ def prompt_config(
     if config.policy.pointing == "pointer" and template != answers.template.replace(
         "{refusal}", ""
     ):
-        return prompt_config(model, answers, overrides)  # one that points refuses nothing
+        return prompt_config(model, answers, overrides)  # a model that points cannot refuse
     if config.policy.pointing == "text" and answers.name == GUI_ACTOR:
         raise ConfigError(
             f"--action-parser {GUI_ACTOR} has no numbers; add --set policy.pointing=pointer"

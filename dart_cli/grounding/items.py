@@ -1,12 +1,12 @@
-"""What is asked of one screenshot, and where the answer is.
+"""Items of grounding sets: instructions about screenshots, their regions, and the answers to them.
 
-Item           an instruction about a screenshot, and the region that it names
-Box, Polygon   regions, in pixels of the screenshot; their edges belong to them
-pixel_in       the pixel that is the answer to an item, if any is
-Answer         what a model said about one item: candidates, best first
-Picture        where a screenshot is, a file or a row of a Parquet file: gives its bytes
-parquet_rows   the other columns of a Parquet file, as rows
-pictures_digest  what the pictures of items show
+Item             an instruction about a screenshot, and the region that it names
+Box, Polygon     regions in pixels of the screenshot; their edges belong to them
+pixel_in         the pixel of a region that is nearest to its middle
+Answer           a model's answer to one item: candidates, best first
+Picture          a screenshot in a file, or in a row of a Parquet file
+parquet_rows     the rows of a Parquet file, without its pictures
+pictures_digest  a digest of the pictures of items
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from dart_cli.runtime.work_folder import StoredModel
 from envs.contract.blobs import content_hash
 
 IMAGE = "image"
-"""Column of a Parquet file with the pictures, as `datasets` writes them: {"bytes", "path"}."""
+"""Column of a Parquet file that has the pictures, as `datasets` writes them: {"bytes", "path"}."""
 
-_GROUPS = 2  # row groups whose pictures are kept
+_GROUPS = 2  # row groups whose pictures stay in memory
 _read: OrderedDict[tuple[Path, int], list[bytes]] = OrderedDict()
-_lock = threading.Lock()  # of _read: threads that want the same group wait until one has read it
+_lock = threading.Lock()  # of _read: threads that need the same group wait until one has read it
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Picture:
     """One encoded screenshot."""
 
     path: Path
-    row: int | None = None  # of a Parquet file, which `path` then is
+    row: int | None = None  # in the Parquet file at `path`; None if `path` is the picture
 
     def __str__(self) -> str:
         return str(self.path) if self.row is None else f"{self.path}[{self.row}]"
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name of the file, with the row, for messages."""
         return self.path.name if self.row is None else f"{self.path.name}[{self.row}]"
 
     def read_bytes(self) -> bytes:
@@ -67,9 +67,9 @@ class Picture:
 
 
 def pictures_digest(items: Iterable[Item]) -> str:
-    """Return a digest of what the pictures of some items show, each read once. Raises OSError.
+    """Return a digest of the content of the items' pictures, each of which is read once. Raises OSError.
 
-    A picture that is replaced by another one of its name and size is another picture.
+    It differs if a picture is replaced by another one of the same name and size.
     """
     digest = hashlib.blake2b(digest_size=16)
     for picture in dict.fromkeys(item.image for item in items):
@@ -98,16 +98,16 @@ class Box:
 
     @property
     def corners(self) -> list[Point]:
-        """All four, in the order of a walk along the edges."""
+        """The four corners, in the order of a walk along the edges."""
         return [(self.x0, self.y0), (self.x1, self.y0), (self.x1, self.y1), (self.x0, self.y1)]
 
     def contains(self, point: Point) -> bool:
-        """Whether the point is in it or on an edge."""
+        """Return True if the point is in the box or on an edge."""
         x, y = point
         return self.x0 <= x <= self.x1 and self.y0 <= y <= self.y1
 
     def spans(self, y: int) -> list[tuple[float, float]]:
-        """Return from where to where the line at `y` is in it."""
+        """Return the intervals of x in which the line at `y` is in the box."""
         return [(self.x0, self.x1)] if self.y0 <= y <= self.y1 else []
 
     def overlaps(self, other: Box) -> bool:
@@ -122,12 +122,12 @@ class Box:
 
 @dataclass(frozen=True)
 class Polygon:
-    """The area within a closed line, which belongs to it."""
+    """The area inside a closed line; the line belongs to it."""
 
     corners: tuple[Point, ...]  # at least three
 
     def contains(self, point: Point) -> bool:
-        """Whether the point is in it (even-odd rule) or on its line."""
+        """Return True if the point is inside (even-odd rule) or on the line."""
         x, y = point
         inside = False
         for a, b in self._sides():
@@ -138,7 +138,7 @@ class Polygon:
         return inside
 
     def spans(self, y: int) -> list[tuple[float, float]]:
-        """Return from where to where the line at `y` is in it; a corner that it touches is a span, too."""
+        """Return the intervals of x in which the line at `y` is inside; a touched corner is one, too."""
         level = [sorted((a[0], b[0])) for a, b in self._sides() if a[1] == b[1] == y]
         corners = [(x, x) for x, at in self.corners if at == y]
         crossed = sorted(
@@ -164,13 +164,13 @@ Region = Box | Polygon
 
 
 def bounds_of(region: Region) -> Box:
-    """Return the smallest box that holds the region."""
+    """Return the smallest box that contains the region."""
     xs, ys = zip(*region.corners, strict=True)
     return Box(min(xs), min(ys), max(xs), max(ys))
 
 
 def pixel_in(region: Region, size: tuple[int, int]) -> tuple[int, int] | None:
-    """Return the pixel of a screen of `size` that is in the region, nearest to its middle; None without one."""
+    """Return the pixel of the region nearest to its middle, on a screen of `size`; None without one."""
     bounds, (wide, high) = bounds_of(region), size
     left, right = max(bounds.x0, 0.0), min(bounds.x1, float(wide))
     top, bottom = max(bounds.y0, 0.0), min(bounds.y1, float(high))
@@ -187,13 +187,13 @@ def pixel_in(region: Region, size: tuple[int, int]) -> tuple[int, int] | None:
             begin, end = math.ceil(max(first, left)), math.floor(min(last, right, wide - 1))
             pixel = min(max(middle[0], begin), end), y
             if begin <= end and region.contains(pixel):
-                each = math.dist(pixel, middle), pixel
-                best = min(best, each) if best else each
+                candidate = math.dist(pixel, middle), pixel
+                best = min(best, candidate) if best else candidate
     return best[1] if best else None
 
 
 def share_of(region: Region, size: tuple[int, int]) -> float:
-    """Return the region's share of a screen of `size` pixels: how often a click anywhere hits it."""
+    """Return the region's share of a screen of `size` pixels: the probability that a random click hits it."""
     corners = region.corners
     turns = pairwise([*corners, corners[0]])
     area: float = abs(sum(a[0] * b[1] - b[0] * a[1] for a, b in turns)) / 2
@@ -208,50 +208,49 @@ class Item:
     image: Picture
     size: tuple[int, int]  # width and height of the screenshot, pixels
     instruction: str
-    region: Region | None  # what is meant; None where nothing on the screen is: to be refused
+    region: (
+        Region | None
+    )  # what is meant; None if nothing on the screen is, so that one should refuse
     traits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What scores are told by: platform, group, application, ... -> its values, mostly one."""
+    """Traits by which scores are reported, such as platform, group, application -> values, mostly one."""
 
 
 class Answer(StoredModel):
-    """What a model said about one item."""
+    """A model's answer to one item."""
 
     id: str  # of the item
     points: list[Point | None]  # candidates, best first; None for one without a point
-    scores: list[float] = Field(
-        default_factory=list
-    )  # of the candidates, where the model gives some
-    texts: list[str] = Field(
-        default_factory=list
-    )  # completions of the candidates, where it writes some
-    judged: list[float] = Field(
-        default_factory=list
-    )  # of a verifier, for each candidate that it looked at, in the model's order
+    scores: list[float] = Field(default_factory=list)
+    """Scores of the candidates, if the model gives some."""
+    texts: list[str] = Field(default_factory=list)
+    """Completions of the candidates, if the model writes some."""
+    verifier_scores: list[float] = Field(default_factory=list)
+    """Scores of a verifier for the candidates that it looked at, in the model's order."""
     picked: int = 0  # place in the model's order of the candidate that a verifier put first
     refused: bool = False  # it says that nothing on the screen is meant
     problem: str = ""  # why the first candidate has no point
 
     def unverified(self) -> Answer:
-        """Return this answer with its candidates in the model's own order."""
+        """Return this answer with its candidates in the model's order."""
         if not self.picked:
             return self
         first, *others = self.points
         own = [*others[: self.picked], first, *others[self.picked :]]
-        return self.model_copy(update={"points": own, "judged": [], "picked": 0})
+        return self.model_copy(update={"points": own, "verifier_scores": [], "picked": 0})
 
 
 def _turn(a: Point, b: Point, c: Point) -> float:
-    """Positive where a, b, c turn clockwise on a screen, 0 where they are on a line."""
+    """Return a positive number if a, b, c turn clockwise on a screen, and 0 if they are on a line."""
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
 
 
 def _within(a: Point, b: Point, point: Point) -> bool:
-    """Whether a point of the line through a and b is between them."""
+    """Return True if a point on the line through a and b is between them."""
     return all(min(p, q) <= at <= max(p, q) for p, q, at in zip(a, b, point, strict=True))
 
 
 def _cross(a: Point, b: Point, c: Point, d: Point) -> bool:
-    """Whether the line from a to b crosses that from c to d, other than at an end."""
+    """Return True if the line from a to b crosses the one from c to d, not only at an end."""
     return _turn(a, b, c) * _turn(a, b, d) < 0 and _turn(c, d, a) * _turn(c, d, b) < 0
 
 
@@ -259,7 +258,10 @@ def _cross(a: Point, b: Point, c: Point, d: Point) -> bool:
 
 
 def parquet_rows(path: Path) -> list[dict[str, Any]]:
-    """All columns but the pictures. Raises UserError, and MissingPartError without pyarrow."""
+    """Return the rows of a Parquet file without its pictures.
+
+    Raises UserError, MissingPartError without pyarrow.
+    """
     pa, pq = pyarrow_modules()
     try:
         with pq.ParquetFile(path) as file:
@@ -277,7 +279,10 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _group_of(path: Path, row: int) -> tuple[int, int]:
-    """(first row, number) of the row group that holds a row."""
+    """Return the first row and the number of the row group that has a row.
+
+    Raises OSError if there is none.
+    """
     first = 0
     for group, count in enumerate(_counts(path)):
         if row < first + count:
@@ -299,4 +304,4 @@ def _pictures(path: Path, group: int) -> list[bytes]:
             column = file.read_row_group(group, columns=[IMAGE]).column(IMAGE).to_pylist()
     except pa.ArrowException as error:
         raise OSError(f"{path} cannot be read: {error}") from None
-    return [(each or {}).get("bytes") or b"" for each in column]
+    return [(cell or {}).get("bytes") or b"" for cell in column]

@@ -1,11 +1,12 @@
-"""The published layouts of grounding sets: which files, which keys, which form of box.
+"""The layouts of published grounding sets: their files, their keys, and the form of their boxes.
 
-    LAYOUTS      one entry for each set; nothing about a set is anywhere else
-    Layout       what an entry says
-    find_layout  which of them a folder has
-    FORMS        the forms of a box -> the region in pixels
+    LAYOUTS      one entry for each layout; no other module has anything about a particular set
+    Layout       an entry
+    find_layout  returns the layout of a folder
+    FORMS        the forms of a box, with functions that return the region in pixels
 
-A form is never told from the numbers: [10, 20, 30, 40] is a box in every form, and another one in each.
+The form of a box is never guessed from its numbers: [10, 20, 30, 40] is a box in every form, and a different
+one in each.
 """
 
 from __future__ import annotations
@@ -26,47 +27,49 @@ Form = Literal["xywh", "xyxy", "corners", "shares", "shares_or_pixels", "polygon
 
 @dataclass(frozen=True)
 class Layout:
-    """One published layout. Keys may not be missing from a row, but for those of `optional`."""
+    """One published layout. A row must have all keys except those of `optional`."""
 
     name: str  # for --layout
     title: str
     files: Mapping[str, str]
-    """Annotation files (globs below the folder) -> the value of `file_trait` there."""
+    """Annotation files (globs below the folder) -> the value of `file_trait` of their rows."""
     images: tuple[str, ...]
-    """Folders of the pictures, the first that has one; {platform} is the row's. None: they are in `files`."""
+    """Folders in which a picture is looked for; {platform} is that of the row. Empty: the pictures are in
+    `files`."""
     image: str = "img_filename"
     instruction: str = "instruction"
     box: str = "bbox"
-    form: Form | Mapping[str, Form] = "xywh"  # a mapping: by the value of `form_key`
+    form: Form | Mapping[str, Form] = "xywh"  # a mapping is by the value of `form_key`
     form_key: str = ""
-    size: str = ""  # key of [width, height] in pixels, which the picture must have
+    size: str = ""  # key of [width, height] in pixels, which the picture must match
     traits: Mapping[str, str] = field(default_factory=dict)  # trait -> key of a text
-    optional: Mapping[str, str] = field(default_factory=dict)  # likewise, where a row has it
+    optional: Mapping[str, str] = field(default_factory=dict)  # likewise, if a row has the key
     lists: Mapping[str, str] = field(default_factory=dict)  # trait -> key of a list of texts
     file_trait: str = ""
     groups: Mapping[str, str] = field(default_factory=dict)  # value of trait `platform` -> `group`
-    classes: str = ""  # file {"classified": {value: [{"id": ...}, ...]}} for trait `category`
-    without: str = ""  # a file of `files` that repeats the others, left out beside them
+    classes: str = ""  # file {"classified": {value: [{"id": ...}, ...]}} of trait `category`
+    without: str = ""  # one of `files` that repeats the others; it is read only if it is alone
 
     def paths(self, folder: Path) -> dict[Path, str]:
-        """Return the annotation files that the folder has -> what `file_trait` is there; in their order."""
-        found = {
+        """Return the annotation files of the folder, in order, each with the `file_trait` of its rows."""
+        paths = {
             path: trait for glob, trait in self.files.items() for path in _matches(folder, glob)
         }
         whole = folder / self.without if self.without else None
-        if whole in found and len(found) > 1:
-            found.pop(whole)
-        return found
+        if whole in paths and len(paths) > 1:
+            paths.pop(whole)
+        return paths
 
     @property
     def keys(self) -> set[str]:
-        """What every row must have."""
-        named = (self.image, self.instruction, self.box, self.form_key, self.size)
-        return {key for key in (*named, *self.traits.values(), *self.lists.values()) if key}
+        """The keys that every row must have."""
+        own = (self.image, self.instruction, self.box, self.form_key, self.size)
+        return {key for key in (*own, *self.traits.values(), *self.lists.values()) if key}
 
 
 OURS = ("application", "environment", "size", "query")
-"""Keys that sets of ours have beside ScreenSpot's; `query` is the kind, of an exploration's rows."""
+"""Keys that sets made by dart have in addition to ScreenSpot's; `query` is the kind of an exploration's
+row."""
 
 _PARTS = ("desktop", "mobile", "web")
 _SCREENSPOT_V2 = {f"screenspot_{part}_v2.json": part for part in _PARTS}
@@ -180,30 +183,33 @@ LAYOUTS: tuple[Layout, ...] = (
 
 
 def find_layout(folder: Path, name: str = "") -> Layout:
-    """Return the layout called `name`, else the one whose files the folder has.
+    """Return the layout called `name`; without a name, the one whose files the folder has.
 
-    Raises UserError where there is none of that name, or none or several fit.
+    Raises UserError if there is no such layout, or if none or several fit the folder.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder; name the folder of a grounding set")
     if name:
-        known = {layout.name: layout for layout in LAYOUTS}
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise UserError(f"--layout {name}: no such layout{hint}; there are {', '.join(known)}")
-        if not known[name].paths(folder):
-            raise UserError(f"{folder} has no {_files(known[name])}, as --layout {name} needs")
-        return known[name]
-    found = [layout for layout in LAYOUTS if layout.paths(folder)]
-    if len(found) > 1:
-        found = [layout for layout in found if layout.keys <= _first_keys(layout, folder)] or found
-    if not found:
-        known_files = "; ".join(f"{layout.name}: {_files(layout)}" for layout in LAYOUTS)
-        raise UserError(f"{folder} has the files of no known set ({known_files})")
-    if len(found) > 1:
-        names = ", ".join(layout.name for layout in found)
+        by_name = {layout.name: layout for layout in LAYOUTS}
+        if name not in by_name:
+            hint = did_you_mean(name, by_name)
+            raise UserError(
+                f"--layout {name}: no such layout{hint}; there are {', '.join(by_name)}"
+            )
+        if not by_name[name].paths(folder):
+            raise UserError(f"{folder} has no {_files(by_name[name])}, as --layout {name} needs")
+        return by_name[name]
+    fitting = [layout for layout in LAYOUTS if layout.paths(folder)]
+    if len(fitting) > 1:
+        by_keys = [layout for layout in fitting if layout.keys <= _first_keys(layout, folder)]
+        fitting = by_keys or fitting
+    if not fitting:
+        all_files = "; ".join(f"{layout.name}: {_files(layout)}" for layout in LAYOUTS)
+        raise UserError(f"{folder} has the files of no known set ({all_files})")
+    if len(fitting) > 1:
+        names = ", ".join(layout.name for layout in fitting)
         raise UserError(f"{folder} may be any of {names}; choose one with --layout NAME")
-    return found[0]
+    return fitting[0]
 
 
 def _files(layout: Layout) -> str:
@@ -215,13 +221,13 @@ def _matches(folder: Path, glob: str) -> list[Path]:
 
 
 def _first_keys(layout: Layout, folder: Path) -> set[str]:
-    """Keys of the first row; none where it cannot be read, which the reader then reports."""
+    """Return the keys of the first row; none if it is malformed, which the reader reports later."""
     rows = read_rows(next(iter(layout.paths(folder))))
     return set(rows[0]) if rows and isinstance(rows[0], dict) else set()
 
 
 def read_rows(path: Path) -> list[Any]:
-    """Return the rows of an annotation file. Raises UserError where it holds no list of rows."""
+    """Return the rows of an annotation file. Raises UserError if it has no list of rows."""
     if path.suffix == ".parquet":
         return parquet_rows(path)
     try:
@@ -239,26 +245,26 @@ def read_rows(path: Path) -> list[Any]:
 
 
 def _xywh(numbers: Sequence[float], _: tuple[int, int]) -> Region:
-    """Left, top, width, height; pixels."""
+    """Return the region of left, top, width and height in pixels."""
     x, y, width, height = _four(numbers)
     return _ordered(x, y, x + width, y + height, "width and height must be >= 0")
 
 
 def _xyxy(numbers: Sequence[float], _: tuple[int, int]) -> Region:
-    """Left, top, right, bottom; pixels."""
+    """Return the region of left, top, right and bottom in pixels."""
     return _ordered(*_four(numbers), "left must be <= right, top <= bottom")
 
 
 def _corners(numbers: Sequence[float], _: tuple[int, int]) -> Region:
-    """Two opposite corners in any order; pixels."""
+    """Return the region of two opposite corners, in any order, in pixels."""
     x0, y0, x1, y1 = _four(numbers)
     return Box(min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1))
 
 
 def _shares(numbers: Sequence[float], size: tuple[int, int]) -> Region:
-    """Left, top, right, bottom; shares of the sides."""
+    """Return the region of left, top, right and bottom as shares of the sides."""
     x0, y0, x1, y1 = _four(numbers)
-    if not all(0 <= each <= 1 for each in numbers):
+    if not all(0 <= share <= 1 for share in numbers):
         raise ValueError("must be shares of the sides, in 0 to 1")
     wide, high = size
     return _ordered(
@@ -267,20 +273,20 @@ def _shares(numbers: Sequence[float], size: tuple[int, int]) -> Region:
 
 
 def _shares_or_pixels(numbers: Sequence[float], size: tuple[int, int]) -> Region:
-    """Left, top, right, bottom: shares of the sides where all are in 0 to 1, else pixels; -1 means 0.
+    """Return the region of left, top, right and bottom, as shares of the sides if all are in 0 to 1, else pixels.
 
-    That is how the set's own evaluator reads its rows.
+    -1 means 0. The evaluator of the set reads its rows like this.
     """
     four = _four(numbers)
-    wide, high = size if all(0 <= each <= 1 for each in four) else (1, 1)
-    x0, y0, x1, y1 = (0.0 if each == -1 else each for each in four)
+    wide, high = size if all(0 <= number <= 1 for number in four) else (1, 1)
+    x0, y0, x1, y1 = (0.0 if number == -1 else number for number in four)
     return _ordered(
         x0 * wide, y0 * high, x1 * wide, y1 * high, "left must be <= right, top <= bottom"
     )
 
 
 def _polygon(numbers: Sequence[float], _: tuple[int, int]) -> Region:
-    """x, y of each corner in turn; pixels."""
+    """Return the region of x and y of each corner in turn, in pixels."""
     if len(numbers) < 6 or len(numbers) % 2:
         raise ValueError(f"must be x and y of three corners or more, has {len(numbers)} numbers")
     corners: list[Point] = list(zip(numbers[::2], numbers[1::2], strict=True))
@@ -288,7 +294,7 @@ def _polygon(numbers: Sequence[float], _: tuple[int, int]) -> Region:
 
 
 def _nothing(_: Sequence[float], __: tuple[int, int]) -> None:
-    """Nothing on the screen is meant; whatever numbers there are mean nothing."""
+    """Return None: nothing on the screen is meant, and the numbers mean nothing."""
 
 
 FORMS: Mapping[Form, Callable[[Sequence[float], tuple[int, int]], Region | None]] = {
@@ -300,7 +306,8 @@ FORMS: Mapping[Form, Callable[[Sequence[float], tuple[int, int]], Region | None]
     "polygon": _polygon,
     "nothing": _nothing,
 }
-"""Form -> from a row's numbers and the screenshot's (width, height); raises ValueError."""
+"""For each form, a function from a row's numbers and the screenshot's (width, height); it raises
+ValueError."""
 
 
 def _four(numbers: Sequence[float]) -> tuple[float, float, float, float]:

@@ -1,7 +1,7 @@
-"""The page of an evaluation: its figures, and the misses as pictures, in one file without scripts.
+"""The page of an evaluation: its scores, and the misses as pictures, in one HTML file without scripts.
 
-misses_page  the page as HTML
-picture_of   a screenshot with the region that was meant, and where the model pointed
+misses_page  returns the page
+picture_of   draws a screenshot with the region that was meant, and the model's candidates
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from dart_cli.runtime.tables import fraction
 from envs.contract.screenshots import as_seen
 
 WIDTH = 440
-"""Pixels of a picture, at most."""
+"""Largest width of a picture, pixels."""
 
 LONG = 12
-"""Rows from which on a table is folded."""
+"""Rows of a table; a longer one is folded."""
 
 DETAIL_FROM = 1000
-"""Screens from this width on, pixels, are shown a second time, cut to what is around the region."""
+"""Screens of this width or more, pixels, are shown a second time, cropped to the surroundings of the
+region."""
 
 _MEANT, _FIRST, _OTHER = "#1a7f37", "#ff1493", "#0969da"
 _STYLE = f"""
@@ -49,35 +50,35 @@ small {{ color: #59636e; display: block; }}
 
 def misses_page(
     title: str,
-    told: Mapping[str, str],
+    labels: Mapping[str, str],
     report: Report,
-    missed: Sequence[tuple[Item, Answer | None]],
+    misses: Sequence[tuple[Item, Answer | None]],
     total: int,
 ) -> str:
-    """Return a page of `missed`, some of `total` misses; `told` is what every figure is told with."""
+    """Return a page with `misses`, some of `total`; `labels` are the settings behind the figures."""
     digest = base64.b64encode(sha256(_STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'"
-    rows = "".join(f"<tr><td>{escape(k)}<td>{escape(v)}" for k, v in told.items())
+    rows = "".join(f"<tr><td>{escape(k)}<td>{escape(v)}" for k, v in labels.items())
     scores = [_scores("all items", [report.overall])]
     scores += [_by(trait, some) for trait, some in report.by.items() if len(some) > 1]
-    shown = f"{len(missed)} of {total}" if len(missed) < total else str(total)
+    count = f"{len(misses)} of {total}" if len(misses) < total else str(total)
     return "".join(
         [
             "<!doctype html><html lang=en><meta charset=utf-8>",
             f'<meta http-equiv=Content-Security-Policy content="{policy}">',
             f"<title>{escape(title)}</title><style>{_STYLE}</style><h1>{escape(title)}</h1>",
-            f"<table class=settings><caption>what the figures go with</caption>{rows}</table>",
+            f"<table class=settings><caption>settings</caption>{rows}</table>",
             *scores,
-            f"<h2>{shown} misses</h2><p><span class=meant>what was meant</span>, ",
+            f"<h2>{count} misses</h2><p><span class=meant>what was meant</span>, ",
             "<span class=first>where the model pointed</span>, ",
             "<span class=other>its other candidates</span>. Rings of the same place cover each other.",
-            f"<main>{''.join(_figure(*each) for each in missed)}</main></html>\n",
+            f"<main>{''.join(_figure(item, answer) for item, answer in misses)}</main></html>\n",
         ]
     )
 
 
 def _by(trait: str, scores: Sequence[Score]) -> str:
-    """Folded where it is long."""
+    """Return the table of a trait, folded if it is long."""
     table = _scores(f"by {trait}", scores)
     if len(scores) <= LONG:
         return table
@@ -98,17 +99,17 @@ def _scores(caption: str, scores: Sequence[Score]) -> str:
 
 def _figure(item: Item, answer: Answer | None) -> str:
     points = answer.points if answer is not None else []
-    said = "no answer" if answer is None else " | ".join(answer.texts)
+    text = "no answer" if answer is None else " | ".join(answer.texts)
     problem = answer.problem if answer is not None else ""
     traits = ", ".join(f"{t} {'/'.join(of)}" for t, of in item.traits.items() if "," not in t)
     images = [picture_of(item, points)]
     if item.size[0] >= DETAIL_FROM and item.region is not None:
         images.append(picture_of(item, points, around=bounds_of(item.region)))
-    shown = "".join(
-        f'<img alt="" src="data:image/jpeg;base64,{_encoded(each)}">' for each in images
+    tags = "".join(
+        f'<img alt="" src="data:image/jpeg;base64,{_encoded(image)}">' for image in images
     )
     return (
-        f"<figure>{shown}<figcaption><b>{escape(item.instruction)}</b>{escape(said[:400])}"
+        f"<figure>{tags}<figcaption><b>{escape(item.instruction)}</b>{escape(text[:400])}"
         f"<small>{escape(problem)}</small><small>{escape(item.id)}: {escape(traits)}</small>"
         "</figcaption></figure>"
     )
@@ -117,9 +118,9 @@ def _figure(item: Item, answer: Answer | None) -> str:
 def picture_of(
     item: Item, points: Sequence[Point | None], around: Box | None = None
 ) -> Image.Image:
-    """Return the item's screenshot, WIDTH pixels wide at most, with the region and the candidates drawn on it.
+    """Return the item's screenshot, at most WIDTH pixels wide, with its region and the candidates.
 
-    With `around`, what is within some hundred pixels of that box.
+    With `around`, it is cropped to that box and its surroundings.
     """
     with Image.open(io.BytesIO(item.image.read_bytes())) as opened:
         shot = as_seen(opened)

@@ -1,6 +1,6 @@
-"""Reads a grounding set from a local folder; nothing is fetched.
+"""Reads a grounding set from a local folder; nothing is downloaded.
 
-read_set      the items of a set, in the order of its files, and what is wrong with its rows
+read_set      reads the items of a set, in the order of its files, and reports malformed rows
 GroundingSet  the result
 """
 
@@ -24,12 +24,12 @@ from envs.contract.screenshots import BROKEN, seen_size
 from envs.tools.textfiles import read_text
 
 ELEMENTS = "element"
-"""The trait that says text or icon."""
+"""The trait that is text or icon."""
 
 
 @dataclass(frozen=True)
 class GroundingSet:
-    """A set as it was read."""
+    """The items of a set, and its malformed rows."""
 
     layout: Layout
     folder: Path
@@ -39,14 +39,14 @@ class GroundingSet:
 
     @property
     def refusals(self) -> int:
-        """Items whose right answer is that nothing on the screen is meant."""
+        """Number of items whose right answer is that nothing on the screen is meant."""
         return sum(item.region is None for item in self.items)
 
 
 def read_set(folder: Path, name: str = "") -> GroundingSet:
-    """Read a folder in the layout called `name`, else in the one that it has.
+    """Read a folder in the layout called `name`; without a name, the layout is recognised.
 
-    Raises UserError where it has none or several, or a file is no list of rows.
+    Raises UserError if no layout or several fit, or if a file is no list of rows.
     """
     layout = find_layout(folder, name)
     reader = _Reader(layout, folder)
@@ -66,7 +66,7 @@ def read_set(folder: Path, name: str = "") -> GroundingSet:
 
 
 class _Reader:
-    """Rows of one set to items; raises ValueError with what is wrong with a row."""
+    """Makes items from the rows of one set. Raises ValueError with what is wrong with a row."""
 
     def __init__(self, layout: Layout, folder: Path) -> None:
         self._layout = layout
@@ -75,7 +75,7 @@ class _Reader:
         self._classes = dict(_classes(folder / layout.classes)) if layout.classes else {}
 
     def item(self, place: str, row: Any, file_trait: str, own: Picture) -> Item:
-        """Return the item of a row; `own` is its picture where the annotation file has it."""
+        """Return the item of a row; `own` is its picture if the annotation file has the pictures."""
         layout = self._layout
         if not isinstance(row, dict):
             raise ValueError("must be an object of keys and values")  # noqa: TRY004 - a row's mistake
@@ -144,15 +144,15 @@ class _Reader:
             raise ValueError(f"{layout.box} {_short(row[layout.box])}: {error}") from None
         if region is None:
             return None
-        where, bounds = f"{layout.box} {_short(row[layout.box])}", bounds_of(region)
+        place, bounds = f"{layout.box} {_short(row[layout.box])}", bounds_of(region)
         if not bounds.overlaps(Box(0, 0, *size)):
-            raise ValueError(f"{where} lies outside of {size[0]}x{size[1]} pixels")
+            raise ValueError(f"{place} lies outside of {size[0]}x{size[1]} pixels")
         if pixel_in(region, size) is None:
-            cure = (
+            hint = (
                 "; are its numbers shares of the sides?" if max(bounds.x1, bounds.y1) <= 1 else ""
             )
             raise ValueError(
-                f"{where} holds no pixel of {size[0]}x{size[1]}: no click can hit it{cure}"
+                f"{place} holds no pixel of {size[0]}x{size[1]}: no click can hit it{hint}"
             )
         return region
 
@@ -164,7 +164,7 @@ class _Reader:
         }
         for trait, key in layout.lists.items():
             if not isinstance(row[key], list) or not all(
-                isinstance(each, str) for each in row[key]
+                isinstance(label, str) for label in row[key]
             ):
                 raise ValueError(f"{key} must be a list of texts, got {_short(row[key])}")
             traits[trait] = tuple(dict.fromkeys(row[key]))
@@ -181,21 +181,23 @@ class _Reader:
 
 
 def _classes(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each id with its classes. Raises UserError for a file of another form."""
+    """Yield each id with its classes. Raises UserError for a file of another form."""
     if not path.is_file():
         return
     try:
         classified = json.loads(read_text(path))["classified"]
-        pairs = [(str(each["id"]), name) for name, listed in classified.items() for each in listed]
+        pairs = [
+            (str(entry["id"]), name) for name, entries in classified.items() for entry in entries
+        ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} must be {{'classified': {{name: [{{'id': ...}}, ...]}}}} ({error!r}); copy it "
-            "again, or remove it: scores are then not told by category"
+            "again, or remove it: scores are then not reported by category"
         ) from None
-    found: dict[str, dict[str, None]] = {}
+    by_id: dict[str, dict[str, None]] = {}
     for key, name in pairs:
-        found.setdefault(key, {})[name] = None
-    yield from ((key, tuple(names)) for key, names in found.items())
+        by_id.setdefault(key, {})[name] = None
+    yield from ((key, tuple(names)) for key, names in by_id.items())
 
 
 def _text(row: Mapping[str, Any], key: str) -> str:
@@ -206,7 +208,7 @@ def _text(row: Mapping[str, Any], key: str) -> str:
 
 
 def _label(row: Mapping[str, Any], key: str) -> str:
-    """Return what scores are told by: it may be empty, which is shown as unknown."""
+    """Return the value of a trait; an empty one is `unknown`."""
     if not isinstance(row[key], str):
         raise ValueError(f"{key} must be a text, got {_short(row[key])}")  # noqa: TRY004 - a row's mistake
     return row[key].strip() or "unknown"
@@ -215,11 +217,11 @@ def _label(row: Mapping[str, Any], key: str) -> str:
 def _numbers(value: Any) -> Sequence[float]:
     numbers = value if isinstance(value, list) else []
     if not numbers or not all(
-        isinstance(each, int | float) and not isinstance(each, bool) and math.isfinite(each)
-        for each in numbers
+        isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
+        for number in numbers
     ):
         raise ValueError("must be a list of numbers")
-    return [float(each) for each in numbers]
+    return [float(number) for number in numbers]
 
 
 def _short(value: Any) -> str:

@@ -1,13 +1,14 @@
-"""Models that point: an item in, candidates out.
+"""Models that answer the items of a grounding set: an item in, candidates out.
 
-Scorer         what every one offers
-TextScorer     a model that writes coordinates, asked through a Responder of this process
-PointerScorer  a model that points: all candidates from one forward pass
-candidates_of  what a pointer means, best first
-make_scorer    the scorer of a loaded model
-answer_all     many items at once
-VerifiedScorer another scorer, whose candidates a verifier judges: the first good one, else the best, comes first
-verifier_config  the configuration of a verifier's prompts
+Scorer            the interface of all of them
+TextScorer        a model that writes coordinates, asked through a Responder of this process
+PointerScorer     a model that points: one forward pass gives all candidates
+VerifiedScorer    another scorer, among whose candidates a verifier chooses
+candidates_of     the candidates in a pointer's map, best first
+make_scorer       the scorer of a loaded model
+answer_all        answers many items at once
+verifier_config   the configuration of a verifier's prompts
+verifier_scoring  a function by which a loaded verifier scores places
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dart_cli.algo.regions import ranked_places
 from dart_cli.config.schema import Config
 from dart_cli.grounding.formats import (
     AnswerFormat,
-    Pointed,
+    AnswerReading,
     format_of,
     opening_of,
     prompt_config,
@@ -41,16 +42,16 @@ if TYPE_CHECKING:
     from dart_cli.policy.verifier import Verifier, VerifierSpec
 
 ANSWER_S = 1800.0
-"""A model that gives no answer to one item in this time gives none."""
+"""Seconds in which a model must answer an item; otherwise the item has no answer."""
 
 
 class Scorer(Protocol):
     """Points at what an instruction names on a screenshot."""
 
     async def answer(self, item: Item) -> Answer:
-        """Candidates, best first.
+        """Return candidates, best first.
 
-        Raises EngineError where the model gives none, e.g. for a screenshot that is too large for it.
+        Raises EngineError if the model gives none, e.g. for a screenshot that is too large for it.
         """
         ...
 
@@ -58,8 +59,8 @@ class Scorer(Protocol):
 class TextScorer:
     """Asks a model that writes coordinates.
 
-    The first candidate is its greedy answer; with `candidates` above 1 the others are sampled at
-    `rollout.temperature`, in the order they are drawn.
+    The first candidate is its greedy answer. With `candidates` above 1, the others are sampled at
+    `rollout.temperature`; they are in the order of sampling.
     """
 
     def __init__(
@@ -85,15 +86,17 @@ class TextScorer:
             raise EngineError(str(error)) from None
         requests = [self._request(item, screenshot, nth) for nth in range(self._candidates)]
         prepared = await self._responder.preload_images(requests[0])
-        completions = await asyncio.gather(*(self._responder.answer(each) for each in requests))
-        del prepared  # held until the engine has taken it
-        read: list[Pointed] = [self._answers.read(each.text, coordinates) for each in completions]
+        completions = await asyncio.gather(
+            *(self._responder.answer(request) for request in requests)
+        )
+        del prepared  # the images had to stay until the engine has taken them
+        readings = [self._answers.read(completion.text, coordinates) for completion in completions]
         cut = "; it was cut off at rollout.max_tokens" if completions[0].stop == "length" else ""
-        first = read[0]
+        first = readings[0]
         return Answer(
             id=item.id,
-            points=[each.point for each in read],
-            texts=[each.text for each in completions],
+            points=[reading.point for reading in readings],
+            texts=[completion.text for completion in completions],
             refused=first.refused,
             problem=f"{first.problem}{cut}" if first.point is None else "",
         )
@@ -109,10 +112,10 @@ class TextScorer:
 
 
 class PointerScorer:
-    """Asks a model that points: the pass over prompt and answer up to the pointer gives all candidates.
+    """Asks a model that points: a forward pass over prompt and opening of the answer gives all candidates.
 
-    The model does not choose what it says: its answer begins with `opening`, as in training, and points. So a
-    head on a frozen model is scored, too, and nothing is refused.
+    The model cannot choose its answer, which begins with `opening`, as in training, and then points.
+    Therefore a head on a frozen model can be scored, too, and nothing can be refused.
     """
 
     def __init__(self, responder: PolicyResponder, opening: str, candidates: int) -> None:
@@ -122,12 +125,12 @@ class PointerScorer:
 
     async def answer(self, item: Item) -> Answer:
         """See Scorer."""
-        pointed, click = await self.pointed(item)
-        points, scores = candidates_of(pointed, item.size, self._candidates)
+        pointer_map, click = await self.point_at(item)
+        points, scores = candidates_of(pointer_map, item.size, self._candidates)
         return Answer(id=item.id, points=[click, *points[1:]], scores=scores)
 
-    async def pointed(self, item: Item) -> tuple[PointerMap, Point]:
-        """Where the model looks, and the pixel at which it would click. Raises EngineError."""
+    async def point_at(self, item: Item) -> tuple[PointerMap, Point]:
+        """Return the map of the pointer, and the pixel at which the model would click. Raises EngineError."""
         screenshot = await asyncio.to_thread(item.image.read_bytes)
         greedy = Sampling(temperature=0.0, max_tokens=len(self._opening) + 1, seed=0)
         request = _request(item, screenshot, 0, greedy).model_copy(
@@ -135,10 +138,10 @@ class PointerScorer:
         )
         prepared = await self._responder.preload_images(request)
         completion = await self._responder.answer(request)
-        del prepared  # held until the engine has taken it
-        [pointed] = completion.pointed
-        [click] = self._responder.prompt_encoder.clicks(request, pointed.candidates[:1])
-        return pointed, click
+        del prepared  # the images had to stay until the engine has taken them
+        [pointer_map] = completion.pointed
+        [click] = self._responder.prompt_encoder.clicks(request, pointer_map.candidates[:1])
+        return pointer_map, click
 
 
 def _request(item: Item, screenshot: bytes, nth: int, sampling: Sampling) -> ActRequest:
@@ -156,18 +159,19 @@ def _request(item: Item, screenshot: bytes, nth: int, sampling: Sampling) -> Act
 
 
 def candidates_of(
-    pointed: PointerMap, size: tuple[int, int], most: int
+    pointer_map: PointerMap, size: tuple[int, int], most: int
 ) -> tuple[list[Point | None], list[float]]:
-    """Candidates of a pointer's map, pixels of the screenshot, best first, and their probabilities.
+    """Return the candidates in a pointer's map, as pixels of the screenshot, best first, and their scores.
 
-    Scores are shares of the largest probability.
+    A score is the share of the largest probability.
     """
-    heat = np.frombuffer(pointed.heat, dtype=np.uint8).reshape(pointed.rows, pointed.columns) / 255
-    found = ranked_places(heat, most)
+    values = np.frombuffer(pointer_map.heat, dtype=np.uint8)
+    heat = values.reshape(pointer_map.rows, pointer_map.columns) / 255
+    places = ranked_places(heat, most)
     wide, high = size
     return (
-        [(min(int(x * wide), wide - 1), min(int(y * high), high - 1)) for x, y, _ in found],
-        [round(score, 4) for *_, score in found],
+        [(min(int(x * wide), wide - 1), min(int(y * high), high - 1)) for x, y, _ in places],
+        [round(score, 4) for *_, score in places],
     )
 
 
@@ -193,10 +197,9 @@ async def answer_all(
     keep: Callable[[Answer], None],
     waits: OpenWaits | None = None,
 ) -> dict[str, str]:
-    """Answer all items, `at_once` of them at a time; `keep` gets each answer as soon as it is there.
+    """Answer all items, `at_once` of them at a time, and call `keep` with each answer.
 
-    Returns why there is no answer, by the id of each item without one. Raises EngineGoneError where the
-    engine has ended.
+    Returns the reason for each item without an answer, by id. Raises EngineGoneError if the engine has ended.
     """
     waiting = deque(items)
     unanswered: dict[str, str] = {}
@@ -209,7 +212,7 @@ async def answer_all(
                 with reports.waiting(f"the model to answer item {item.id}", ANSWER_S):
                     async with asyncio.timeout(ANSWER_S):
                         answer = await scorer.answer(item)
-            except EngineGoneError:  # it would answer nothing else either
+            except EngineGoneError:  # it cannot answer any other item either
                 raise
             except EngineError as error:
                 unanswered[item.id] = str(error)
@@ -229,16 +232,19 @@ async def answer_all(
     return unanswered
 
 
-# --- a second model judges the candidates ------------------------------------------------------
+# --- a verifier chooses among the candidates ---------------------------------------------------
 
 
 def verifier_config(
     model: str, spec: VerifierSpec, overrides: list[str]
 ) -> tuple[Config, AnswerFormat]:
-    """Return the configuration of a verifier's prompts: the picture, then the question. Raises ConfigError."""
+    """Return the configuration of a verifier's prompts: the picture, then the question.
+
+    Raises ConfigError.
+    """
     try:
         action_parser = format_of("", model).action_parser
-    except UserError:  # not the tiny model's words; which language it acts in is not asked
+    except UserError:  # not a tiny model; any other language will do, since it writes no action
         action_parser = "uitars"
     answers = AnswerFormat(
         "verifier", _never_read, _never_written, template=spec.prompt, action_parser=action_parser
@@ -247,19 +253,22 @@ def verifier_config(
 
 
 class VerifiedScorer:
-    """Another scorer's answers, with the candidate first that a verifier chooses."""
+    """Another scorer's answers, with the candidate that a verifier chooses put first.
+
+    The verifier takes the first candidate with a score of at least `threshold`, or else the best one.
+    """
 
     def __init__(
         self,
         scorer: Scorer,
-        judge: Callable[[bytes, str, list[Point]], Iterator[float]],
+        verify: Callable[[bytes, str, list[Point]], Iterator[float]],
         threshold: float,
     ) -> None:
-        """`judge` gives scores of places on an encoded screenshot, one after the other as they are asked for."""
+        """`verify` yields the scores of places on an encoded screenshot; it computes them one by one."""
         self._scorer = scorer
-        self._judge = judge
+        self._verify = verify
         self._threshold = threshold
-        self._one = asyncio.Lock()  # a verifier's model is asked by one thread at a time
+        self._lock = asyncio.Lock()  # one thread at a time may use the verifier
 
     async def answer(self, item: Item) -> Answer:
         """See Scorer."""
@@ -268,34 +277,36 @@ class VerifiedScorer:
         if len(points) < 2 or len(points) < len(answer.points):
             return answer
         screenshot = await asyncio.to_thread(item.image.read_bytes)
-        async with self._one:
-            picked, judged = await asyncio.to_thread(
+        async with self._lock:
+            picked, verifier_scores = await asyncio.to_thread(
                 self._choose, screenshot, item.instruction, points
             )
         ranked: list[Point | None] = [points[picked], *points[:picked], *points[picked + 1 :]]
-        return answer.model_copy(update={"points": ranked, "judged": judged, "picked": picked})
+        return answer.model_copy(
+            update={"points": ranked, "verifier_scores": verifier_scores, "picked": picked}
+        )
 
     def _choose(
         self, screenshot: bytes, instruction: str, points: list[Point]
     ) -> tuple[int, list[float]]:
         from dart_cli.policy.verifier import first_good
 
-        return first_good(self._judge(screenshot, instruction, points), self._threshold)
+        return first_good(self._verify(screenshot, instruction, points), self._threshold)
 
 
-def judge_of(verifier: Verifier) -> Callable[[bytes, str, list[Point]], Iterator[float]]:
-    """How a loaded verifier judges."""
+def verifier_scoring(verifier: Verifier) -> Callable[[bytes, str, list[Point]], Iterator[float]]:
+    """Return a function that yields the verifier's scores of places on a screenshot."""
     from dart_cli.policy.verifier import open_screenshot  # late: loads torch
 
-    def judge(screenshot: bytes, instruction: str, points: list[Point]) -> Iterator[float]:
+    def verify(screenshot: bytes, instruction: str, points: list[Point]) -> Iterator[float]:
         opened = open_screenshot(screenshot)
         for x, y in points:
             yield verifier.score(opened, instruction, x, y)
 
-    return judge
+    return verify
 
 
-def _never_read(*_: object) -> Pointed:
+def _never_read(*_: object) -> AnswerReading:
     raise AssertionError("a verifier's answer is a probability")
 
 

@@ -1,13 +1,14 @@
-"""Scores of answers: pure, so that kept answers are scored again at every start.
+"""Scores of answers, by pure functions, so that stored answers can be scored again at every start.
 
-    score          all items with their answers -> Report
-    Score          hit@1, hit@3, overlap@1 of some items
-    Report         a set, whole and by each trait; refusals apart
-    report_tables  for people; `summary` for `--json`
+    score          scores all items with their answers (Report)
+    Score          hit@1, hit@3 and overlap@1 of some items
+    Report         the scores of a set, in total and by trait; refusals separately
+    report_tables  the tables that are printed
+    summary        the report for `--json`
 
-hit@1: the first candidate lies in the region, edges included. hit@3: one of the first three does. overlap@1:
-the square of REACH pixels around the first candidate has a point in common with the region. An item without
-an answer, or whose answer has no point, is a miss.
+hit@1: the first candidate is in the region, edges included. hit@3: one of the first three is. overlap@1: the
+square of REACH pixels around the first candidate overlaps the region. An item without an answer, or whose
+answer has no point, is a miss.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from dart_cli.runtime.tables import fraction, page_table
 from dart_cli.runtime.work_folder import StoredModel
 
 REACH = 14.0
-"""Pixels of the screenshot from the point to each side of the square that overlap@1 goes by."""
+"""Pixels of the screenshot from the point to each side of the square of overlap@1."""
 
 FIRST = 3
-"""Candidates that hit@3 looks at."""
+"""Number of candidates of hit@3."""
 
 MOST_ROWS = 40
-"""Values of a trait that are printed; the report has all."""
+"""Largest number of values of a trait that are printed; the report has all."""
 
 
 class Score(StoredModel):
-    """Some items that name a region."""
+    """The scores of some items that name a region."""
 
     name: str
     n: int
     hits: int
-    hits_of_three: int | None  # None where there are fewer than three candidates
+    hits_of_three: int | None  # None with fewer than three candidates
     overlaps: int
     pointless: int  # answers without a point
     unanswered: int  # items without an answer
@@ -61,20 +62,20 @@ class Score(StoredModel):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of `hit`."""
+        """The 95 % interval of `hit`."""
         return wilson(self.hits, self.n)
 
 
 class Refusals(StoredModel):
-    """Items that name nothing on their screen."""
+    """The items that name nothing on their screen, and how many were refused."""
 
     n: int
-    refused: int  # rightly
-    refused_others: int  # of the items that name a region: wrongly
+    refused: int  # of these items, rightly
+    refused_others: int  # of the items that name a region, wrongly
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the share that is refused."""
+        """The 95 % interval of the share that was refused."""
         return wilson(self.refused, self.n)
 
 
@@ -82,13 +83,13 @@ class Report(StoredModel):
     """The scores of one set."""
 
     overall: Score
-    chance: float  # hit@1 of a click anywhere: the regions' mean share of their screens
-    refusals: Refusals | None  # None where the set has no such items
+    chance: float  # hit@1 of random clicks: the mean share of the screen that a region has
+    refusals: Refusals | None  # None if the set has no such items
     by: dict[str, list[Score]]  # trait -> its values, by name
 
 
 def score(items: Sequence[Item], answers: Mapping[str, Answer], *, candidates: int) -> Report:
-    """Score `answers`, by item id, of a model that gave so many candidates to each item."""
+    """Score `answers`, which are by item id and have up to `candidates` candidates."""
     pointed = [item for item in items if item.region is not None]
     nothing = [item for item in items if item.region is None]
     groups: dict[str, dict[str, list[Item]]] = {}
@@ -116,7 +117,7 @@ def score(items: Sequence[Item], answers: Mapping[str, Answer], *, candidates: i
 
 
 def is_hit(item: Item, answer: Answer | None, first: int = 1) -> bool:
-    """Whether one of the first candidates lies in the item's region."""
+    """Return True if one of the `first` candidates is in the item's region."""
     if answer is None or item.region is None:
         return False
     return any(point is not None and item.region.contains(point) for point in answer.points[:first])
@@ -144,11 +145,11 @@ def _score(
     )
 
 
-# --- for people and scripts ------------------------------------------------------------------
+# --- printed and in JSON ---------------------------------------------------------------------
 
 
 def report_tables(title: str, report: Report) -> list[Table]:
-    """Return the whole set, then each trait that has more than one value."""
+    """Return the table of the whole set, then one for each trait with more than one value."""
     tables = [_table(title, "items", [report.overall])]
     for trait, scores in report.by.items():
         if len(scores) > 1:
@@ -175,17 +176,17 @@ def _table(title: str, first: str, scores: Sequence[Score]) -> Table:
 
 
 def refusal_lines(report: Report) -> list[str]:
-    """Return what is told of refusals, if the set has some: they are in no table."""
-    told = report.refusals
-    if told is None:
+    """Return the lines about refusals, which are in no table; none if the set has no such items."""
+    refusals = report.refusals
+    if refusals is None:
         return []
-    overall, (low, high) = report.overall, told.interval
-    right, n = overall.hits + told.refused, overall.n + told.n
+    overall, (low, high) = report.overall, refusals.interval
+    right, n = overall.hits + refusals.refused, overall.n + refusals.n
     below, above = wilson(right, n)
     share = fraction(right / n if n else None)
-    others = f"{told.refused_others} of the other {overall.n}"
+    others = f"{refusals.refused_others} of the other {overall.n}"
     return [
-        f"refusals: {told.refused} of {told.n} refused [{low:.2f}, {high:.2f}], and {others}",
+        f"refusals: {refusals.refused} of {refusals.n} refused [{low:.2f}, {high:.2f}], and {others}",
         f"with refusals: {share} [{below:.2f}, {above:.2f}], n {n}",
     ]
 
@@ -193,13 +194,13 @@ def refusal_lines(report: Report) -> list[str]:
 def summary(report: Report) -> dict[str, Any]:
     """Return the report for `--json`."""
     result = {**_numbers(report.overall), "chance": report.chance}
-    if (told := report.refusals) is not None:
-        right, n = report.overall.hits + told.refused, report.overall.n + told.n
+    if (refusals := report.refusals) is not None:
+        right, n = report.overall.hits + refusals.refused, report.overall.n + refusals.n
         result["refusals"] = {
-            "n": told.n,
-            "refused": told.refused,
-            "interval": list(told.interval),
-            "refused_others": told.refused_others,
+            "n": refusals.n,
+            "refused": refusals.refused,
+            "interval": list(refusals.interval),
+            "refused_others": refusals.refused_others,
         }
         result["with_refusals"] = {
             "n": n,

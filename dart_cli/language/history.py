@@ -75,6 +75,11 @@ class History:
         return turn.model_copy(update=lost) if lost else turn
 
 
+HISTORY_TEXTS = 1
+"""Screens whose texts (`env.observe`) are in a prompt: the current one alone. An accessibility tree may have 8000
+characters, more than the screenshot beside it has tokens, and it lists anew what has not changed."""
+
+
 def history_of(policy: PolicyConfig) -> History:
     """Return the history of a configuration whose [policy] has been checked (config/rules/policy.py)."""
     return History(

@@ -16,7 +16,7 @@ from pathlib import Path
 from bus.errors import ConfigError, DartError
 from dart_cli.config.devices import gpu_names, gpus_per_worker
 from dart_cli.config.load import Source, load_config
-from dart_cli.config.rules import found_in
+from dart_cli.config.rules import broken_rules
 from dart_cli.config.rules.machine import GPUS, OF_UP
 from dart_cli.config.schema import Config
 

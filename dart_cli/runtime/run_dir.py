@@ -37,10 +37,9 @@ from pydantic import ValidationError
 from bus.endpoints import disk_full
 from bus.errors import ConfigError, DartError, DiskError, RunDirectoryError
 from dart_cli.config.adapters import adapter_change
-from dart_cli.config.old_keys import without_old
 from dart_cli.config.readers import Settings, row_of, values
 from dart_cli.config.schema import Config
-from dart_cli.config.values import shown
+from dart_cli.config.values import short_value
 from dart_cli.runtime.liveness import ENDED, KILLED, start_ticks
 from dart_cli.runtime.work_folder import write_whole
 
@@ -345,7 +344,7 @@ def refuse_another_run(now: Config) -> None:
     last = read_run(now.run.dir)
     before, after = Settings.of(last), Settings.of(now)
     for key in IDENTITY:
-        if not after.is_as(before, key):
+        if not after.agrees(before, key):
             raise ConfigError(
                 f"{key} = {after.value(key)!r}, but the run in {now.run.dir} was started with "
                 f"{before.value(key)!r}; set it "
@@ -380,9 +379,8 @@ def read_used(run_dir: Path) -> Used:
     path = run_dir / _CONFIG
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        tree = without_old(stored) if isinstance(stored, dict) else stored
-        processes = tree.pop(PROCESSES, {}) if isinstance(tree, dict) else {}
-        config = Config.model_validate_json(json.dumps(tree))
+        processes = stored.pop(PROCESSES, {}) if isinstance(stored, dict) else {}
+        config = Config.model_validate_json(json.dumps(stored))
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is of another version"
         raise RunDirectoryError(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from bus.errors import DartError, RunDirectoryError, StoreError
 from dart_cli.config.schema import Config
-from dart_cli.config.values import shown
+from dart_cli.config.values import short_value
 from dart_cli.data.store.open import open_reader
 from dart_cli.data.store.reader import Reader
 from dart_cli.runtime.liveness import workers_of

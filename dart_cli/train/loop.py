@@ -68,7 +68,7 @@ from bus.messages import (
 from bus.pubsub import Publisher
 from bus.requests import Requester
 from dart_cli.config import endpoints
-from dart_cli.config.devices import made_by_own
+from dart_cli.config.devices import make_own
 from dart_cli.config.schema import Config
 from dart_cli.runtime.background import StopRequested, background, unless_stopped
 from dart_cli.runtime.joining import WHAT as JOINING
@@ -523,7 +523,7 @@ def identity_of(config: Config) -> str:
 def make_learner(config: Config) -> Learner:
     """Load the model and return the learner that a configuration names. Raises ModelError, ConfigError."""
     if config.train.learner != "torch":
-        return made_by_own("train.learner", config.train.learner, config, Learner)  # type: ignore[type-abstract]
+        return make_own("train.learner", config.train.learner, config, Learner)  # type: ignore[type-abstract]
     from dart_cli.train.learner import PolicyLearner
     from dart_cli.train.trained_policy import TrainModel
 

@@ -1,8 +1,8 @@
-"""What a training learns from, read and checked before a model is loaded.
+"""Reads and checks the training data, before a model is loaded.
 
 ItemData     items of grounding sets, or rows for a verifier
-ActionData   episodes that others played
-read_data    what `tune.data` names: such items or episodes, or trajectories
+ActionData   episodes that were played elsewhere
+read_data    reads what `tune.data` names: items, episodes or trajectories
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from envs.contract.blobs import content_hash
 
 @dataclass(frozen=True)
 class ItemData:
-    """Items of one kind."""
+    """Items of grounding sets, or rows for a verifier."""
 
     items: list[Item]
     digest: str  # of all that was read
-    told: str  # what it is, and what was left out
-    verifier: VerifierSpec | None = None  # how a verifier's pictures were made
+    description: str  # what was read, and what was left out
+    verifier: VerifierSpec | None = None  # how the pictures of a verifier's rows were made
 
     def __len__(self) -> int:
         return len(self.items)
@@ -46,30 +46,34 @@ class ItemData:
 
 @dataclass(frozen=True)
 class ActionData:
-    """Episodes that others played."""
+    """Episodes that were played elsewhere."""
 
     demonstrations: list[Demonstration]
-    digest: str
-    told: str
+    digest: str  # of all that was read
+    description: str
 
     def __len__(self) -> int:
-        """How many steps are learned."""
+        """Return the number of learned steps."""
         return len(self.names)
 
     @property
     def names(self) -> list[str]:
         """The episode of each learned step [N]."""
-        steps = ((each.id, step) for each in self.demonstrations for step in each.steps)
+        steps = (
+            (demonstration.id, step)
+            for demonstration in self.demonstrations
+            for step in demonstration.steps
+        )
         return [name for name, step in steps if step.learned]
 
 
 def read_data(config: Config) -> ItemData | ActionData | Trajectories:
-    """Read what `tune.data` names. Raises UserError, with file and place where a row is malformed.
+    """Read what `tune.data` names. The caller must close Trajectories.
 
-    Trajectories have to be closed.
+    Raises UserError; for a malformed row it names the file and the place.
     """
-    folders = [Path(each) for each in config.tune.data]
-    kinds = [_kind_of(each) for each in folders]
+    folders = [Path(name) for name in config.tune.data]
+    kinds = [_kind_of(folder) for folder in folders]
     for folder, kind in zip(folders, kinds, strict=True):
         if kind != kinds[0]:
             raise UserError(
@@ -104,20 +108,21 @@ def _grounding(folders: Sequence[Path]) -> ItemData:
     without = 0
     digests: list[str] = []
     for folder in folders:
-        found = read_set(folder)
-        if found.malformed:
+        grounding_set = read_set(folder)
+        if malformed := grounding_set.malformed:
             raise UserError(
-                f"{len(found.malformed)} of {len(found.malformed) + len(found.items)} rows of {folder} are malformed, "
-                f"the first is {found.malformed[0]}; mend the files"
+                f"{len(malformed)} of {len(malformed) + len(grounding_set.items)} rows of {folder} are malformed, "
+                f"the first is {malformed[0]}; correct the files"
             )
-        items += [item for item in found.items if item.region is not None]
-        without += found.refusals
-        digests += [found.digest, pictures_digest(found.items)]
+        items += [item for item in grounding_set.items if item.region is not None]
+        without += grounding_set.refusals
+        digests += [grounding_set.digest, pictures_digest(grounding_set.items)]
     if not items:
         raise UserError(f"{folders[0]} has no items that name a place; is it the whole set?")
-    told = f"{len(items)} items of grounding sets"
-    told += f"; {without} that name no place are left out" if without else ""
-    return ItemData(items, hashlib.blake2b("\n".join(digests).encode()).hexdigest(), told)
+    description = f"{len(items)} items of grounding sets"
+    description += f"; {without} that name no place are left out" if without else ""
+    digest = hashlib.blake2b("\n".join(digests).encode()).hexdigest()
+    return ItemData(items, digest, description)
 
 
 def _actions(folders: Sequence[Path]) -> ActionData:
@@ -129,7 +134,7 @@ def _actions(folders: Sequence[Path]) -> ActionData:
 
 
 def _digest_of(rows: Sequence[Demonstration]) -> str:
-    """Return a digest of all that some episodes teach, their pictures too, wherever the folder lies."""
+    """Return a digest of everything that some episodes teach, pictures included, but not of their paths."""
     digest = hashlib.blake2b(digest_size=16)
     hashes: dict[Path, str] = {}
     for row in rows:

@@ -1,6 +1,7 @@
-"""What a training uses where the configuration leaves it open, by its rows and its model.
+"""Hyperparameters that the configuration leaves open: they follow from the rows and the model.
 
-chosen     learning rates, batch and epochs, and where each came from
+Hyperparameters          learning rates, batch and epochs, and why they were chosen
+choose_hyperparameters   fills in what the configuration leaves open
 """
 
 from __future__ import annotations
@@ -14,42 +15,47 @@ from dart_cli.config.schema import TuneConfig
 
 LR = (1e-3, 5e-6)
 LR_HEAD = (3e-3, 1e-4)
-"""Of the tiny model, as measured on it, and of GUI-Actor's 7B, as published (arXiv 2506.03143)."""
+"""Learning rates of the tiny model, found by experiments, and of GUI-Actor's 7B, as published (arXiv
+2506.03143)."""
 
 LORA_FACTOR, LORA_MOST = 10.0, 2e-3
-"""Adapters alone bear higher rates."""
+"""The rate of adapters in multiples of a model's, and its greatest value: adapters can be trained faster."""
 
 BATCHES = ((512, 8), (2048, 16))
-"""Examples of an update for fewer rows than the first number; LARGE_BATCH for more."""
+"""(rows, examples of an update) pairs: the first with more rows than there are applies, else LARGE_BATCH."""
 LARGE_BATCH = 32
 
 UPDATES = 400
-"""Updates that a stage should have at least."""
+"""Least number of updates that a stage should have."""
 EPOCHS = (2, 40)
-"""Fewest and most: rows that are seen too often are learned by heart."""
+"""Least and greatest number of epochs: rows that are seen too often are learned by heart."""
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What a training uses."""
+class Hyperparameters:
+    """The hyperparameters of a training."""
 
     lr: float
     lr_head: float
     batch: int
     epochs: float
-    reasons: Mapping[str, str]  # why, of each that the configuration leaves open
+    reasons: Mapping[str, str]  # of those that the configuration leaves open: name -> reason
 
     @property
     def line(self) -> str:
-        """Each value that was chosen, and where it came from; empty for none."""
-        told = [f"tune.{key} = {getattr(self, key):g} ({why})" for key, why in self.reasons.items()]
-        return f"chosen: {', '.join(told)}" if told else ""
+        """The values that were chosen, with their reasons, in one line; empty if none was."""
+        parts = [
+            f"tune.{key} = {getattr(self, key):g} ({why})" for key, why in self.reasons.items()
+        ]
+        return f"chosen: {', '.join(parts)}" if parts else ""
 
 
-def chosen(tune: TuneConfig, *, rows: int, parameters: int, lora: bool, points: bool) -> Chosen:
-    """Fill in what `tune` leaves open, for so many rows that are learned and a model of so many parameters."""
+def choose_hyperparameters(
+    tune: TuneConfig, *, rows: int, parameters: int, lora: bool, points: bool
+) -> Hyperparameters:
+    """Return the hyperparameters of `tune`; open ones follow from the numbers of rows and parameters."""
     reasons: dict[str, str] = {}
-    size = f"{_counted(parameters)} parameters"
+    size = f"{_size_text(parameters)} parameters"
     lr, batch, epochs = tune.lr, tune.batch, tune.epochs
     if lr is None:
         lr = rate_for(parameters, LR, digits=2)
@@ -62,18 +68,18 @@ def chosen(tune: TuneConfig, *, rows: int, parameters: int, lora: bool, points: 
         shares = (tune.head_share, 1.0 - tune.head_share) if points else (1.0,)
         shortest = min(share for share in shares if share > 0)
         least, most = EPOCHS
-        wanted = math.ceil(UPDATES * batch / (max(1, rows) * shortest))
-        epochs = float(min(most, max(least, wanted)))
+        enough = math.ceil(UPDATES * batch / (max(1, rows) * shortest))
+        epochs = float(min(most, max(least, enough)))
         reasons["epochs"] = f"{math.ceil(epochs * rows / batch)} updates"
-    return Chosen(lr, rate_for(parameters, LR_HEAD, digits=2), batch, epochs, reasons)
+    return Hyperparameters(lr, rate_for(parameters, LR_HEAD, digits=2), batch, epochs, reasons)
 
 
 def _rounded(value: float) -> float:
-    """To two digits."""
+    """Return a number rounded to two digits."""
     return float(f"{value:.1e}")
 
 
-def _counted(parameters: int) -> str:
+def _size_text(parameters: int) -> str:
     size, unit = (
         (parameters / 1e9, "billion") if parameters >= 1e9 else (parameters / 1e6, "million")
     )

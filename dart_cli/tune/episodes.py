@@ -1,16 +1,17 @@
-"""Episodes that others played, as prompts with their actions, in the words of `policy.action_parser`.
+"""Episodes that were played elsewhere, as prompts with actions in the language of `policy.action_parser`.
 
-EPISODES         the file of a folder that has such rows
-read_episodes    its episodes; Demonstration one of them, DemonstratedStep a step
-ActionExamples   each learned step: the prompt that a rollout would show there, the action that was done
+EPISODES         the file of a folder that has such episodes
+read_episodes    reads the episodes of a folder (Demonstration, with steps: DemonstratedStep)
+ActionExamples   the learned steps: the prompt that a rollout would show, and the action as the answer
 
-A line of FOLDER/episodes.jsonl is an episode: {"instruction": TEXT, "steps": [{"image": PATH, "action": {"kind":
-"click", "x": 84, "y": 42}, "thought": TEXT, "learned": true}]}. Pictures are named from FOLDER on, actions are those
-of envs/contract/actions.py in pixels of their picture. A step with "learned": false was wrong: it is shown in the past of
-later ones alone. scripts/foreign_rows writes such rows from those of other projects.
+A line of FOLDER/episodes.jsonl is an episode: {"instruction": TEXT, "steps": [{"image": PATH, "action":
+{"kind": "click", "x": 84, "y": 42}, "thought": TEXT, "learned": true}]}. Paths of pictures are relative to
+FOLDER. Actions are those of envs/contract/actions.py, in pixels of their picture. A step with "learned":
+false was wrong: it is only shown in the history of later steps. scripts/foreign_rows writes this format from
+the data of other projects.
 
-The past is what a policy would have seen: thought and action of earlier steps in the same words, as many turns and
-screenshots as [policy] keeps.
+The history is what a policy would have seen: thought and action of earlier steps in the same language, and as
+many turns and screenshots as [policy] keeps.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ EPISODES = "episodes.jsonl"
 
 @dataclass(frozen=True)
 class DemonstratedStep:
-    """One screenshot and what was done there."""
+    """One screenshot and the action that was done there."""
 
     screenshot: Path
     size: tuple[int, int]  # width and height, pixels
     action: Action
     thought: str = ""
-    learned: bool = True  # False: it was wrong, and is shown in the history of later steps alone
+    learned: bool = True  # False: it was wrong, and is only shown in the history of later steps
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Demonstration:
 
 
 class StepRow(StoredModel):
-    """A step of a row."""
+    """A step of an episode, as it is stored."""
 
     image: str
     action: Action
@@ -70,20 +71,20 @@ class StepRow(StoredModel):
 
 
 class EpisodeRow(StoredModel):
-    """A row."""
+    """An episode, as it is stored: one line of the file."""
 
     instruction: str = Field(min_length=1)
     steps: list[StepRow] = Field(min_length=1)
 
 
 def read_episodes(folder: Path) -> list[Demonstration]:
-    """Return the episodes of a folder. Raises UserError for a malformed row, with its place."""
+    """Return the episodes of a folder. Raises UserError for a malformed row, and names its place."""
     path = folder / EPISODES
     try:
         lines = read_text(path).split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} {why(error, 'copy it again')}") from None
-    found = []
+    episodes = []
     for index, line in enumerate(lines):
         place = f"{path}[{index}]"
         if not line.strip():
@@ -91,23 +92,27 @@ def read_episodes(folder: Path) -> list[Demonstration]:
         try:
             row = EpisodeRow.model_validate_json(line)
             steps = [
-                DemonstratedStep(
-                    *picture_of(folder, step.image), step.action, step.thought, step.learned
-                )
+                DemonstratedStep(path, size, step.action, step.thought, step.learned)
                 for step in row.steps
+                for path, size in [picture_of(folder, step.image)]
             ]
         except ValidationError as error:
             first = error.errors()[0]
             at = ".".join(map(str, first["loc"]))
-            raise UserError(f"{place}: {at or 'the row'}: {first['msg']}; mend the file") from None
+            raise UserError(
+                f"{place}: {at or 'the row'}: {first['msg']}; correct the file"
+            ) from None
         except ValueError as error:
-            raise UserError(f"{place}: {error}; mend the file") from None
-        found.append(Demonstration(place, row.instruction, steps))
-    return found
+            raise UserError(f"{place}: {error}; correct the file") from None
+        episodes.append(Demonstration(place, row.instruction, steps))
+    return episodes
 
 
 def picture_of(home: Path, name: str) -> tuple[Path, tuple[int, int]]:
-    """Return a picture below `home`, and its size. Raises ValueError."""
+    """Return the path of a picture below `home`, and its size.
+
+    Raises ValueError with what is wrong with it.
+    """
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise ValueError(f"{name!r:.60} leads out of the set's folder")
@@ -127,7 +132,7 @@ class _Place:
 
 
 class ActionExamples:
-    """The learned steps of some demonstrations."""
+    """The learned steps of some demonstrations, as examples."""
 
     def __init__(
         self, policy: LoadedPolicy, config: Config, demonstrations: Sequence[Demonstration]
@@ -139,14 +144,15 @@ class ActionExamples:
         self._history = history_of(config.policy)
         self._renderer = make_renderer(policy, config.policy)
         self._places = [
-            _Place(each, number)
-            for each in demonstrations
-            for number, step in enumerate(each.steps)
+            _Place(demonstration, number)
+            for demonstration in demonstrations
+            for number, step in enumerate(demonstration.steps)
             if step.learned
         ]
-        for each in demonstrations:
-            for number in range(len(each.steps)):
-                self._answer(_Place(each, number))
+        # Every answer can be written, and the longest prompts fit.
+        for demonstration in demonstrations:
+            for number in range(len(demonstration.steps)):
+                self._answer(_Place(demonstration, number))
         for place in self._longest():
             self._example(place)
 
@@ -154,12 +160,12 @@ class ActionExamples:
         return len(self._places)
 
     @property
-    def pictures(self) -> list[str]:
-        """The demonstration of each step [N]: its steps stand together."""
+    def group_names(self) -> list[str]:
+        """The demonstration of each step [N]; its steps stay together in an epoch."""
         return [place.demonstration.id for place in self._places]
 
     def of(self, index: int) -> Example:
-        """Return the example of a step."""
+        """Return the example of a step, by number."""
         return self._example(self._places[index])
 
     def _example(self, place: _Place) -> Example:
@@ -167,7 +173,7 @@ class ActionExamples:
         longest = self._policy.max_positions
         if len(prompt.token_ids) + len(answer) > longest:
             raise UserError(
-                f"{_named(place)}: prompt and action have {len(prompt.token_ids)} + {len(answer)} tokens, more "
+                f"{_place_text(place)}: prompt and action have {len(prompt.token_ids)} + {len(answer)} tokens, more "
                 f"than the model's {longest}; show less of the past, or lower "
                 "max_pixels in the model's preprocessor_config.json"
             )
@@ -178,13 +184,13 @@ class ActionExamples:
             text = self._text(place.demonstration.steps, place.step)
         except ActionError as error:
             raise UserError(
-                f"{_named(place)}: policy.action_parser = {self._config.action_parser} has no words for it: {error}"
+                f"{_place_text(place)}: policy.action_parser = {self._config.action_parser} cannot write it: {error}"
             ) from None
         answer = self._policy.encode_completion(text)
         if never := self._policy.absent_token_ids.intersection(answer):
             token = self._policy.tokenizer.convert_ids_to_tokens(min(never))
             raise UserError(
-                f"{_named(place)}: its action has the token {token!r}, which this model never samples; choose "
+                f"{_place_text(place)}: its action has the token {token!r}, which this model never samples; choose "
                 "another policy.action_parser"
             )
         return answer
@@ -216,39 +222,42 @@ class ActionExamples:
                 )
                 for number, step in enumerate(steps[first : place.step], start=first)
             ]
-            seen = self._history.visible(
+            visible = self._history.visible(
                 [
                     turn.model_copy(update={"text": self._action_parser.as_history(turn.text)})
                     for turn in turns
                 ]
             )
             screenshot = steps[place.step].screenshot.read_bytes()
-            told = previous_of(config)
-            if told is None:
-                return self._renderer.render(place.demonstration.instruction, seen, screenshot)
-            before = steps[: place.step - len(seen)]
+            previous = previous_of(config)
+            if previous is None:
+                return self._renderer.render(place.demonstration.instruction, visible, screenshot)
+            # The steps whose turns are not visible are summed up in the template.
             actions = [
-                summary_of(self._action_parser, self._text(steps, each))
-                for each in range(len(before))
+                summary_of(self._action_parser, self._text(steps, number))
+                for number in range(place.step - len(visible))
             ]
             return self._renderer.render(
-                place.demonstration.instruction, seen, screenshot, previous=told.text(actions)
+                place.demonstration.instruction,
+                visible,
+                screenshot,
+                previous=previous.text(actions),
             )
         except OSError as error:
-            raise UserError(f"{_named(place)}: {error}; copy the files again") from None
+            raise UserError(f"{_place_text(place)}: {error}; copy the files again") from None
         except (EngineError, ModelError) as error:
-            raise UserError(f"{_named(place)}: {error}") from None
+            raise UserError(f"{_place_text(place)}: {error}") from None
 
     def _longest(self) -> list[_Place]:
-        """Return the steps with the most of the past on the largest screens, and with the longest instruction."""
+        """Return the step with the most pixels in its prompt, and the one with the longest instruction."""
 
         def pixels(place: _Place) -> int:
             steps = place.demonstration.steps[: place.step + 1][-self._config.history_images :]
             return sum(wide * high for wide, high in (step.size for step in steps))
 
-        by_text = max(self._places, key=lambda each: len(each.demonstration.instruction))
+        by_text = max(self._places, key=lambda place: len(place.demonstration.instruction))
         return [max(self._places, key=pixels), by_text]
 
 
-def _named(place: _Place) -> str:
+def _place_text(place: _Place) -> str:
     return f"{place.demonstration.id} step {place.step}"

@@ -1,14 +1,14 @@
-"""How items are asked, as at inference, and what the model shall answer.
+"""Items of grounding sets as examples: prompts as at inference, and the answers that the model learns.
 
-Asked          the configuration of the prompts, and the format of the answers
-prompts_of     the configuration that a folder is asked with, as `dart eval grounding` asks it
-acting         the configuration that demonstrations are shown with
-answers_of     what the model learns to say
-Example        one prompt and its answer
-TextAnswers    an instruction -> numbers, in the words of an answer format
-PointerAnswers an instruction -> the same words with a pointer in the place of the numbers
-TruthAnswers   a row for a verifier -> True or False
-Examples       items with their answers, checked before anything is trained
+Example               one prompt and its answer
+TextAnswers           answers with numbers, in an answer format
+PointerAnswers        the same answers with a pointer in place of the numbers
+TruthAnswers          answers for a verifier: True or False
+Examples              items with their prompts and answers, checked before anything is trained
+ItemPrompts           the configuration of the prompts, and the format of the answers
+item_prompts          returns it for a configuration, as `dart eval grounding` asks
+answers_of            returns the answers that the model learns
+demonstration_config  returns the configuration of the prompts of demonstrations
 """
 
 from __future__ import annotations
@@ -37,19 +37,22 @@ class Example:
 
     prompt: RenderedPrompt
     answer: list[int]  # [A], token ids, the end token last
-    box: Shares | None = None  # what the pointer in the answer means
+    box: Shares | None = None  # the target of the pointer in the answer
 
 
 class Answers(Protocol):
-    """What the model shall say to an item."""
+    """The answers that the model learns."""
 
     def of(self, item: Item) -> tuple[list[int], Shares | None]:
-        """Token ids [A], and the box of their pointer. Raises ActionError where it cannot be said."""
+        """Return the token ids of an answer [A], and the box of their pointer.
+
+        Raises ActionError if there is none.
+        """
         ...
 
 
 class TextAnswers:
-    """Numbers, as `dart eval grounding` reads them with the same format."""
+    """Answers with numbers, which `dart eval grounding` reads in the same format."""
 
     def __init__(self, policy: LoadedPolicy, config: Config, answers: AnswerFormat) -> None:
         self._policy = policy
@@ -58,7 +61,7 @@ class TextAnswers:
         self._thought = make_renderer(policy, config.policy).closed_thought()
 
     def text(self, item: Item) -> str:
-        """Return the answer's text: the pixel in the middle of what is seen of the region, or the nearest one in it."""
+        """Return the text of an answer: the pixel of the region that is nearest to its visible middle."""
         assert item.region is not None
         pixel = pixel_in(item.region, item.size)
         if pixel is None:
@@ -66,7 +69,7 @@ class TextAnswers:
         return self._thought + self._answers.write(pixel, self.map_of(item))
 
     def map_of(self, item: Item) -> CoordinateMap:
-        """Return the item's coordinates."""
+        """Return the map between the model's coordinates and the item's pixels."""
         config = self._config
         return make_coordinate_map(config.coordinates, *item.size, self._policy.images.screens)
 
@@ -76,7 +79,7 @@ class TextAnswers:
 
 
 class PointerAnswers:
-    """A pointer in the place of the numbers."""
+    """Answers with a pointer in place of the numbers."""
 
     def __init__(self, policy: LoadedPolicy, config: Config, answers: AnswerFormat) -> None:
         points = make_renderer(policy, config.policy).points
@@ -99,7 +102,7 @@ class PointerAnswers:
 
 
 class TruthAnswers:
-    """True or False: whether a row's mark is right. Its region is there where it is."""
+    """Answers for a verifier: True if the mark of a row is right, which is so if the item has a region."""
 
     def __init__(self, policy: LoadedPolicy, config: Config) -> None:
         thought = make_renderer(policy, config.policy).closed_thought()
@@ -123,18 +126,19 @@ class Examples:
         self._answers = answers
         self._renderer: PromptRenderer = make_renderer(policy, config.policy)
         self._never = policy.absent_token_ids
+        # Every answer can be written, and the longest prompts fit.
         for item in items:
             self._answer(item)
         for item in self._longest():
             self._prompt(item)
 
     @property
-    def pictures(self) -> list[str]:
-        """The screenshot of each item [N]."""
+    def group_names(self) -> list[str]:
+        """The screenshot of each item [N]; its items stay together in an epoch."""
         return [str(item.image) for item in self.items]
 
     def of(self, index: int) -> Example:
-        """Return the example of an item."""
+        """Return the example of an item, by number."""
         item = self.items[index]
         answer, box = self._answer(item)
         return Example(self._prompt(item), answer, box)
@@ -171,7 +175,7 @@ class Examples:
         return prompt
 
     def _longest(self) -> list[Item]:
-        """Return the items whose prompts are longest by their screenshot, and by their instruction."""
+        """Return the item with the largest screenshot, and the one with the longest instruction."""
 
         def pixels(item: Item) -> int:
             wide, high = self._policy.images.resized(*item.size)
@@ -182,7 +186,7 @@ class Examples:
 
 
 def visible_box(item: Item) -> Box:
-    """Return the part of an item's region that is on its screenshot, as a box; of a polygon its bounds."""
+    """Return the part of an item's region that is on its screenshot, as a box; for a polygon, its bounds."""
     assert item.region is not None
     bounds, (wide, high) = bounds_of(item.region), item.size
     return Box(
@@ -195,24 +199,24 @@ def visible_box(item: Item) -> Box:
 
 # --- how items are asked ----------------------------------------------------------------------
 
-Learned = Literal["pointer", "text", "verifier", "actions", "completions"]
-"""What the answers are: a pointer, numbers, True and False, actions of demonstrations, or completions as they
-were sampled."""
+AnswerKind = Literal["pointer", "text", "verifier", "actions", "completions"]
+"""What the answers are: a pointer, numbers, True and False, actions of demonstrations, or sampled
+completions."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """How items are asked."""
+class ItemPrompts:
+    """How items are asked and answered."""
 
     config: Config  # with the [policy] of the prompts
     answers: AnswerFormat
-    learned: Learned
+    kind: AnswerKind
 
 
-def prompts_of(config: Config, verifier: VerifierSpec | None) -> Asked:
-    """How a folder is asked about items, or as a `verifier`: [policy] as the answer format has it, and what the file sets over that.
+def item_prompts(config: Config, verifier: VerifierSpec | None) -> ItemPrompts:
+    """Return how items are asked; with `verifier`, how a verifier is asked.
 
-    Raises ConfigError.
+    [policy] is that of the answer format, with the keys that the file sets over it. Raises ConfigError.
     """
     tune, policy = config.tune, config.policy
     own = policy.model_fields_set - {"action_parser", "pointing"}
@@ -225,24 +229,27 @@ def prompts_of(config: Config, verifier: VerifierSpec | None) -> Asked:
                 'policy.pointing = "pointer" with rows for a verifier, which answers True or False; leave '
                 "it out"
             )
-        asked, answers = verifier_config(config.model.path, verifier, changes)
-        learned: Learned = "verifier"
+        prompt_config, answers = verifier_config(config.model.path, verifier, changes)
+        kind: AnswerKind = "verifier"
     else:
         sets_action_parser = "action_parser" in policy.model_fields_set or policy.family in FAMILIES
         action_parser = tune.action_parser or (policy.action_parser if sets_action_parser else "")
         changes += ['policy.pointing="pointer"'] if points else []
         try:
-            asked, answers = grounding_config(
+            prompt_config, answers = grounding_config(
                 config.model.path, action_parser, changes, refusals=False
             )
         except UserError as error:
             raise ConfigError(str(error).replace("--action-parser", "tune.action_parser")) from None
-        learned = "pointer" if points else "text"
-    return Asked(config.model_copy(update={"policy": asked.policy}), answers, learned)
+        kind = "pointer" if points else "text"
+    return ItemPrompts(config.model_copy(update={"policy": prompt_config.policy}), answers, kind)
 
 
-def acting(config: Config) -> Config:
-    """Return the configuration that demonstrations are shown with: its own [policy]. Raises ConfigError."""
+def demonstration_config(config: Config) -> Config:
+    """Return the configuration of the prompts of demonstrations: `config` itself.
+
+    Raises ConfigError for a pointer.
+    """
     if config.policy.pointing == "pointer":
         raise ConfigError(
             'policy.pointing = "pointer" with demonstrations, which have no boxes: learn numbers, with '
@@ -251,11 +258,11 @@ def acting(config: Config) -> Config:
     return config
 
 
-def answers_of(asked: Asked, policy: LoadedPolicy) -> Answers:
-    """Return what the model learns to say. Raises ModelError for a verifier without the words."""
-    if asked.learned == "verifier":
+def answers_of(prompts: ItemPrompts, policy: LoadedPolicy) -> Answers:
+    """Return the answers that the model learns. Raises ModelError for a verifier without tokens for them."""
+    if prompts.kind == "verifier":
         answer_tokens(policy)
-        return TruthAnswers(policy, asked.config)
-    if asked.learned == "pointer":
-        return PointerAnswers(policy, asked.config, asked.answers)
-    return TextAnswers(policy, asked.config, asked.answers)
+        return TruthAnswers(policy, prompts.config)
+    if prompts.kind == "pointer":
+        return PointerAnswers(policy, prompts.config, prompts.answers)
+    return TextAnswers(policy, prompts.config, prompts.answers)

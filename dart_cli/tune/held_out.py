@@ -1,15 +1,17 @@
-"""Rows that a training does not learn from, and what they tell of it.
+"""Rows that a training does not learn from, and measurements of the model on them.
 
-Split, split_rows   which rows are learned, and which are held out: whole episodes, demonstrations or screenshots
-Measured            loss and right answers on the held-out rows
-Outcome             what a training changed, and whether anything was learned
-fallen              the loss of the learned rows at a stage's beginning and end
-Meter               measures a model on the held-out rows; Pointed: items whose places shall be hit
+split_rows            splits rows into learned and held-out ones (Split), by whole episodes or screenshots
+Measurement           the loss and the number of right answers of a model on the held-out rows
+HeldOutMeter          makes such measurements
+PlaceItems            the items, where the model learns to name places
+Outcome               what a training changed, and whether anything was learned
+first_and_last_loss   the loss of the learned rows at the beginning and at the end of a stage
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -34,65 +36,71 @@ from dart_cli.tune.loss import LossSettings
 from dart_cli.tune.training_set import TrainingSet
 
 LEAST_GROUPS = 24
-"""With fewer episodes or screenshots all are learned: too few would be left to tell anything."""
+"""Least number of episodes or screenshots of which some are held out; with fewer, a measurement would say
+little."""
 MOST_ROWS = 256
-"""Rows that are held out of a large set; more would only cost time."""
+"""Largest number of held-out rows; more would only cost time."""
 MARGIN = 0.05
-"""A loss that is not lower by this share, and right answers that are not more by this share of the rows, show no
-learning."""
+"""The model has learned if its loss is lower by this share, or if there are more right answers by this share
+of the rows."""
 
 BY_HEART = 0.5
-"""Learned rows whose loss fell to this share, while that of others did not, are known by heart."""
+"""If the loss of the learned rows fell to this share, but not that of others, they were learned by heart."""
 QUARTER = 4
-"""A stage's beginning and end are the means of its first and last quarter: single updates vary."""
+"""The loss at the beginning and end of a stage is the mean over its first and last quarter: single updates
+vary."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Rows by number."""
+    """Which rows are learned and which are held out, by number."""
 
-    learned: list[int]
-    held: list[int]
-    groups: int  # that are held out
+    learned_rows: list[int]
+    heldout_rows: list[int]
+    heldout_groups: int
 
 
-def split_rows(together: Sequence[str], share: float, seed: int) -> Split:
-    """Hold out a share of the names in `together` [N], with all of their rows; the same for the same seed."""
-    names = sorted(set(together))
-    wanted = round(share * len(names))
-    if len(names) < LEAST_GROUPS or not wanted:
-        return Split(list(range(len(together))), [], 0)
-    counts = dict.fromkeys(names, 0)
-    for name in together:
-        counts[name] += 1
-    held: set[str] = set()
+def split_rows(group_names: Sequence[str], share: float, seed: int) -> Split:
+    """Hold out a share of the groups, with all of their rows; `group_names` [N] has the group of each row.
+
+    The same seed gives the same split.
+    """
+    names = sorted(set(group_names))
+    count = round(share * len(names))
+    if len(names) < LEAST_GROUPS or not count:
+        return Split(list(range(len(group_names))), [], 0)
+    counts = Counter(group_names)
+    heldout: set[str] = set()
     rows = 0
-    for name in Random(f"{seed}/held out").sample(names, wanted):  # noqa: S311 - repeatable on purpose
-        if held and rows + counts[name] > MOST_ROWS:
+    for name in Random(f"{seed}/held out").sample(names, count):  # noqa: S311 - repeatable on purpose
+        if heldout and rows + counts[name] > MOST_ROWS:
             break
-        held.add(name)
+        heldout.add(name)
         rows += counts[name]
-    learned = [index for index, name in enumerate(together) if name not in held]
-    return Split(learned, [i for i, name in enumerate(together) if name in held], len(held))
+    return Split(
+        learned_rows=[row for row, name in enumerate(group_names) if name not in heldout],
+        heldout_rows=[row for row, name in enumerate(group_names) if name in heldout],
+        heldout_groups=len(heldout),
+    )
 
 
-class Measured(StoredModel):
-    """A model on the held-out rows."""
+class Measurement(StoredModel):
+    """A measurement of a model on the held-out rows."""
 
     loss: float
-    right: int  # rows whose place is hit, or whose greedy answer is the recorded one
+    right: int  # rows whose place is hit, or whose greedy answer equals the recorded one
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a training changed."""
+    """What a training changed, and whether anything was learned."""
 
-    rows: int  # held out; 0: the loss is that of the rows that were learned
-    groups: int
-    pointed: bool  # `right` counts hits of places, else answers that equal the recorded ones
-    before: Measured | None
-    after: Measured | None
-    first_loss: float  # of what was learned, in the stage that fell most
+    rows: int  # held out; with 0, the loss of the learned rows decides
+    groups: int  # held out
+    names_places: bool  # `right` counts hit places; otherwise answers that equal the recorded ones
+    before: Measurement | None
+    after: Measurement | None
+    first_loss: float  # of the learned rows, in the stage with the largest fall
     last_loss: float
 
     @property
@@ -102,32 +110,31 @@ class Outcome:
 
     @property
     def learned(self) -> bool:
-        """Whether the model is better than before on rows that it has not seen; else, where none are, on its own."""
+        """Whether the model became better on held-out rows, or on the learned rows if none are held out."""
         if self.before is None or self.after is None:
             return self.fell
         is_lower = self.after.loss < (1 - MARGIN) * self.before.loss
         more = self.after.right - self.before.right
-        return is_lower or more >= max(
-            2, MARGIN * self.rows
-        )  # one may be a tie that rounding turned
+        # A single answer may be a tie that rounding decided.
+        return is_lower or more >= max(2, MARGIN * self.rows)
 
     def summary(self) -> dict[str, Any]:
-        """For `--json` and tune.json."""
-        told: dict[str, Any] = {"learned": self.learned, "held_out": None}
+        """Return the outcome for `--json` and tune.json."""
+        summary: dict[str, Any] = {"learned": self.learned, "held_out": None}
         if self.before is not None and self.after is not None:
-            told["held_out"] = {
+            summary["held_out"] = {
                 "rows": self.rows,
                 "groups": self.groups,
-                "measure": "hits" if self.pointed else "answers",
+                "measure": "hits" if self.names_places else "answers",
                 "loss_before": round(self.before.loss, 6),
                 "loss_after": round(self.after.loss, 6),
                 "right_before": round(self.before.right / self.rows, 4),
                 "right_after": round(self.after.right / self.rows, 4),
             }
-        return told
+        return summary
 
     def lines(self, lr: float, updates: int) -> list[str]:
-        """Return the outcome in words, with a cure where nothing was learned."""
+        """Return the outcome in words, with a fix where nothing was learned."""
         lines = []
         if self.before is None or self.after is None:
             lines.append(
@@ -135,33 +142,33 @@ class Outcome:
                 f"held out (tune.held_out, and {LEAST_GROUPS} episodes or screenshots)"
             )
         else:
-            what = "places hit" if self.pointed else "greedy answers as recorded"
+            what = "places hit" if self.names_places else "greedy answers as recorded"
             lines.append(
                 f"on {self.rows} held-out rows: loss {self.before.loss:.3f} -> {self.after.loss:.3f}, {what} "
                 f"{self.before.right} -> {self.after.right} of {self.rows}"
             )
         if not self.learned:
-            lines.append(f"NOTHING WAS LEARNED: {self._cure(lr, updates)}")
+            lines.append(f"NOTHING WAS LEARNED: {self._fix(lr, updates)}")
         return lines
 
-    def _cure(self, lr: float, updates: int) -> str:
+    def _fix(self, lr: float, updates: int) -> str:
         if self.before is not None and self.before.right >= 0.95 * self.rows:
             return "the model could do this before; give it rows that it cannot, or go on to the next step"
         if self.fell:
             by_heart = self.last_loss < BY_HEART * self.first_loss
             return (
-                f"the loss fell on the learned rows alone{', which are known by heart' if by_heart else ''}: "
+                f"the loss fell only on the learned rows{', which were learned by heart' if by_heart else ''}: "
                 "collect more of them, or lower tune.epochs"
             )
         return (
             f"the loss did not fall by {MARGIN:.0%} in {updates} updates at tune.lr = {lr:g}: try tune.lr = "
-            f"{10 * lr:g}, or more tune.epochs (both have fitting values where they are unset); if that changes "
-            "nothing, look at the rows: is the answer on the screen, is it the same for the same screen?"
+            f"{10 * lr:g}, or more tune.epochs (if unset, both get values that fit); if that changes "
+            "nothing, look at the rows: is the answer on the screen, and the same for the same screen?"
         )
 
 
-def fallen(curve: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Return the first and last loss of a curve's stage: of the one that fell most, for each trains something else."""
+def first_and_last_loss(curve: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Return the first and last loss of the stage with the largest fall; stages train different parts."""
     stages: dict[int, list[float]] = {}
     for point in curve:
         stages.setdefault(point["stage"], []).append(point["loss"])
@@ -175,43 +182,45 @@ def fallen(curve: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 # --- measuring --------------------------------------------------------------------------------
 
 AT_ONCE = 32
-"""Rows that the engine answers together."""
+"""Number of rows that the engine answers together."""
 
 
 @dataclass(frozen=True)
-class Pointed:
-    """Items whose places shall be hit, by number as in the training set."""
+class PlaceItems:
+    """Items whose places the model should hit, in the order of the training set."""
 
     items: Sequence[Item]
     answers: AnswerFormat
 
 
-class Meter:
-    """Measures one model on the rows `held` of a training set, `batch` in a forward pass."""
+class HeldOutMeter:
+    """Measures a model on the held-out rows of a training set."""
 
     def __init__(
         self,
         config: Config,
         policy: LoadedPolicy,
         training_set: TrainingSet,
-        held: Sequence[int],
+        rows: Sequence[int],
+        *,
         batch: int,
-        pointed: Pointed | None,
+        places: PlaceItems | None,
     ) -> None:
+        """`rows` are held out; a forward pass has `batch` of them. Without `places`, answers are compared."""
         self._config = config
         self._policy = policy
         self._training_set = training_set
-        self._held = held
+        self._rows = rows
         self._batch = batch
-        self._pointed = pointed
+        self._places = places
 
-    def measure(self) -> Measured:
-        """Measure the model as it is now; its weights, its mode and the generators' states do not change."""
+    def measure(self) -> Measurement:
+        """Measure the model as it is now. Its weights, its mode and the random generators do not change."""
         state, modules = torch.get_rng_state(), list(self._policy.model.modules())
         modes = [module.training for module in modules]
         self._policy.model.eval()
         try:
-            return Measured(loss=self._loss(), right=asyncio.run(self._right()))
+            return Measurement(loss=self._loss(), right=asyncio.run(self._right()))
         finally:
             torch.set_rng_state(state)
             for module, is_training in zip(modules, modes, strict=True):
@@ -221,27 +230,27 @@ class Meter:
     def _loss(self) -> float:
         total = 0.0
         losses = LossSettings(target=self._config.tune.target)
-        for first in range(0, len(self._held), self._batch):
-            rows = self._held[first : first + self._batch]
+        for first in range(0, len(self._rows), self._batch):
+            rows = self._rows[first : first + self._batch]
             costs = self._training_set.passes(rows, losses)
-            total += len(rows) * sum(each.sums["loss"] for each in costs)
-        return total / len(self._held)
+            total += len(rows) * sum(cost.sums["loss"] for cost in costs)
+        return total / len(self._rows)
 
     async def _right(self) -> int:
         engine = TransformersEngine(self._policy, max_batch=AT_ONCE)
         try:
-            if self._pointed is not None:
-                return await self._hits(engine, self._pointed)
+            if self._places is not None:
+                return await self._hits(engine, self._places)
             limit = asyncio.Semaphore(2 * AT_ONCE)
             return sum(
-                await asyncio.gather(*(self._is_right(engine, row, limit) for row in self._held))
+                await asyncio.gather(*(self._is_right(engine, row, limit) for row in self._rows))
             )
         finally:
             await engine.close()
 
-    async def _hits(self, engine: TransformersEngine, pointed: Pointed) -> int:
+    async def _hits(self, engine: TransformersEngine, places: PlaceItems) -> int:
         policy = self._config.policy
-        rollout = self._config.rollout.model_copy(update={"max_tokens": pointed.answers.max_tokens})
+        rollout = self._config.rollout.model_copy(update={"max_tokens": places.answers.max_tokens})
         responder = PolicyResponder(
             self._policy,
             engine,
@@ -249,13 +258,13 @@ class Meter:
             policy.coordinates,
         )
         config = self._config.model_copy(update={"rollout": rollout})
-        scorer = make_scorer(Model(engine, responder), config, pointed.answers, 1)
+        scorer = make_scorer(Model(engine, responder), config, places.answers, 1)
         # Items of several sets may have one id.
-        items = [replace(pointed.items[row], id=str(row)) for row in self._held]
-        found: list[Answer] = []
-        await answer_all(scorer, items, AT_ONCE, found.append)
-        asked = {item.id: item for item in items}
-        return sum(is_hit(asked[answer.id], answer) for answer in found)
+        items = [replace(places.items[row], id=str(row)) for row in self._rows]
+        answers: list[Answer] = []
+        await answer_all(scorer, items, AT_ONCE, answers.append)
+        by_id = {item.id: item for item in items}
+        return sum(is_hit(by_id[answer.id], answer) for answer in answers)
 
     async def _is_right(
         self, engine: TransformersEngine, row: int, limit: asyncio.Semaphore

@@ -1,9 +1,9 @@
-"""The settings of a training, and where it is kept while it is not over: OUT.part, beside OUT.
+"""The settings of a training, and the folder of its state while it is unfinished: OUT.part, beside OUT.
 
-TuneSettings    all that the weights depend on; a start with others is refused
-part_of         the folder that holds what a second start goes on with
-configured      of the settings those that the configuration alone decides
-refuse_changed  the error for other ones than those of OUT.part, before torch and the data are read
+TuneSettings         everything that the weights depend on; a second start with other settings is refused
+part_of              the folder with the state from which a second start continues
+settings_of_config   the settings that follow from the configuration alone
+refuse_changed       raises the error for changed settings, before torch is loaded and the data is read
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dart_cli.config.schema import Config
 from dart_cli.runtime.work_folder import SETTINGS, WorkSettings, refuse_foreign, refuse_other
 
 
-class TuneSettings(WorkSettings):
-    """All that the trained weights depend on."""
+class TuneSettings(KeptSettings):
+    """Everything that the trained weights depend on."""
 
     what: ClassVar = "training"
     verb: ClassVar = "dart tune"
     option: ClassVar = "tune.out"
 
-    learned: str
-    data_digest: str  # of all that is learned, pictures included
+    learned: str  # the kind of answers: AnswerKind
+    data_digest: str  # of everything that is learned, pictures included
     examples: int
     held_out: tuple[int, ...]  # rows that are not learned
     model_digest: str
@@ -54,12 +54,12 @@ class TuneSettings(WorkSettings):
 
 
 def part_of(out: Path) -> Path:
-    """Return the folder that holds what a second start goes on with."""
+    """Return the folder with the state from which a second start continues."""
     return out.with_name(f"{out.name}.part")
 
 
-def configured(config: Config, learned: str) -> dict[str, Any]:
-    """Return the settings that the configuration alone decides, for what is learned."""
+def settings_of_config(config: Config, learned: str) -> dict[str, Any]:
+    """Return the settings that follow from the configuration alone; `learned` is the kind of answers."""
     train, tune, lora = config.train, config.tune, config.model.lora
     is_prompted = learned != "completions"
     return {
@@ -79,9 +79,9 @@ def configured(config: Config, learned: str) -> dict[str, Any]:
 
 
 def refuse_changed(config: Config) -> None:
-    """Raise UserError where OUT.part is no training, or was begun with other settings than the configuration has.
+    """Raise UserError if OUT.part is no training, or was begun with other settings.
 
-    What follows from the rows and the model is compared once they are read.
+    Settings that follow from the rows and the model are compared later, when these have been read.
     """
     assert config.tune.out is not None
     part = part_of(config.tune.out)
@@ -94,6 +94,7 @@ def refuse_changed(config: Config) -> None:
         raise UserError(
             f"{part} was begun by another version of dart; choose another tune.out, or begin anew with --fresh"
         ) from None
-    given = {key: getattr(config.tune, key) for key in ("epochs", "batch", "lr")}
-    chosen = {key: value for key, value in given.items() if value is not None}
-    refuse_other(part, stored.model_copy(update=configured(config, stored.learned) | chosen))
+    optional = {key: getattr(config.tune, key) for key in ("epochs", "batch", "lr")}
+    changes = settings_of_config(config, stored.learned)
+    changes |= {key: value for key, value in optional.items() if value is not None}
+    refuse_other(part, stored.model_copy(update=changes))

@@ -1,11 +1,11 @@
-"""The stages of a training, update by update, and where one that was stopped goes on.
+"""Runs the stages of a training, update by update, and continues one that was stopped.
 
-train_stages   all of them; the model has the weights then
-rate           rises over the first WARM_UP of the budget, then falls along half a cosine
-Curve          what the updates cost, in POINTS means of each stage
+train_stages   trains all stages; the model has the weights afterwards
+rate           the learning rate: rises over WARM_UP of a stage, then falls along half a cosine
+Curve          the metrics of the updates, as POINTS means in a stage
 
-The same epochs give the same weights every time. Where `tune.max_minutes` ends them earlier, the number of updates, and
-so the weights, depend on the machine.
+The same epochs always give the same weights. Where `tune.max_minutes` ends them earlier, the number of
+updates, and so the weights, depend on the machine.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ from dart_cli.config.schema import Config, TuneConfig
 from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.runtime.role import stop_signals
 from dart_cli.runtime.tables import progress
-from dart_cli.tune.defaults import Chosen
-from dart_cli.tune.examples import Learned
+from dart_cli.tune.defaults import Hyperparameters
+from dart_cli.tune.examples import AnswerKind
 from dart_cli.tune.loss import LossSettings
-from dart_cli.tune.pace import Budget, HeldOutWatch, Pace, seconds_left, tell_length
-from dart_cli.tune.trainer import StageName, Trainer, put_in, tuned
+from dart_cli.tune.pace import Budget, HeldOutWatch, Pace, print_length, seconds_left
+from dart_cli.tune.trainer import StageName, Trainer, changed_tensors, load_tensors
 from dart_cli.tune.training_set import Order, TrainingSet
-from dart_cli.tune.training_state import KeptTraining, Progress
+from dart_cli.tune.training_state import Progress, TrainingFolder
 
 FEW_UPDATES = 20
-"""A stage of fewer has hardly begun."""
+"""Least number of updates of a stage; with fewer, a warning is printed."""
 SAVE_EVERY_S = 300.0
-"""Seconds between two states that a second start goes on from: writing one takes seconds, losing one minutes."""
+"""Seconds between two saved states. Saving one takes seconds; after a kill, the minutes since the last are
+lost."""
 POINTS = 100
-"""Points of a stage's curve."""
+"""Number of points of a stage's curve."""
 WARM_UP = 0.03
-"""Share of a stage (arXiv 2506.03143, 4.1)."""
+"""Share of a stage over which the learning rate rises (arXiv 2506.03143, 4.1)."""
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """What one stage is."""
+    """One stage of a training."""
 
     name: StageName
     share: float  # of the budget
@@ -54,36 +55,36 @@ class _Stage:
     losses: LossSettings
 
 
-def _stages(tune: TuneConfig, use: Chosen, learned: Learned) -> list[_Stage]:
+def _stages(tune: TuneConfig, hyperparameters: Hyperparameters, kind: AnswerKind) -> list[_Stage]:
     losses = LossSettings(target=tune.target)
-    share = tune.head_share if learned == "pointer" else 0.0
+    share = tune.head_share if kind == "pointer" else 0.0
     stages = [
-        _Stage("head", share, use.lr_head, replace(losses, lm=False)),
-        _Stage("all", 1.0 - share, use.lr, losses),
+        _Stage("head", share, hyperparameters.lr_head, replace(losses, lm=False)),
+        _Stage("all", 1.0 - share, hyperparameters.lr, losses),
     ]
     return [stage for stage in stages if stage.share > 0]
 
 
 def train_stages(
     config: Config,
-    use: Chosen,
-    learned: Learned,
+    hyperparameters: Hyperparameters,
+    kind: AnswerKind,
     policy: LoadedPolicy,
     training_set: TrainingSet,
-    kept: KeptTraining,
+    training_folder: TrainingFolder,
     held_out: HeldOutWatch,
 ) -> None:
-    """Train all stages from where they are; the model has the weights then.
+    """Train all stages from where they are; the model has the weights afterwards.
 
-    Raises KeyboardInterrupt where a signal asked it to end: a second start goes on from there.
+    Raises KeyboardInterrupt if a signal asked the process to end; a second start continues from there.
     """
-    stages = _stages(config.tune, use, learned)
-    budgets = [_budget(config.tune, use, stage, training_set) for stage in stages]
+    stages = _stages(config.tune, hyperparameters, kind)
+    budgets = [_budget(config.tune, hyperparameters, stage, training_set) for stage in stages]
     pace = Pace(held_out)
-    tensors = kept.state()
-    with _told_to_stop() as stopped:
+    tensors = training_folder.state()
+    with _stop_requests() as is_stopping:
         for number, stage in enumerate(stages):
-            if number < kept.progress.stage:
+            if number < training_folder.progress.stage:
                 continue
             trainer = Trainer(
                 policy,
@@ -93,32 +94,48 @@ def train_stages(
                 compute=dtype_of(config.model.dtype),
                 freeze_vision=config.model.freeze_vision,
                 recompute=config.train.recompute == "layer",
-                dropout=learned == "pointer",
+                dropout=kind == "pointer",
             )
             if tensors is not None:
                 try:
                     trainer.restore(tensors)
                 except ValueError as error:
                     raise UserError(
-                        f"{kept.folder / kept.progress.state}: {error}; begin anew with --fresh"
+                        f"{training_folder.path / training_folder.progress.state}: {error}; begin anew with "
+                        "--fresh"
                     ) from None
                 tensors = None
             run = _StageRun(
-                config, use, stage, number, budgets[number:], trainer, training_set, kept, pace
+                config=config,
+                hyperparameters=hyperparameters,
+                stage=stage,
+                number=number,
+                budgets=budgets[number:],
+                trainer=trainer,
+                training_set=training_set,
+                training_folder=training_folder,
+                pace=pace,
             )
-            what = "training" if len(stages) == 1 else f"stage {stage.name}"
-            run.train(what, stopped)
+            title = "training" if len(stages) == 1 else f"stage {stage.name}"
+            run.train(title, is_stopping)
             trainer.finish()
-            ended = (kept.progress.updates, kept.progress.seconds)
-            kept.progress = Progress(stage=number + 1, stages=(*kept.progress.stages, ended))
-            # The next stage begins with all that was changed; no optimizer has moved yet.
-            kept.save(kept.progress, {**tuned(policy), "rng": torch.get_rng_state()})
-    if tensors is not None:  # everything was over but the folder
-        put_in(policy, tensors)
+            stage_progress = training_folder.progress
+            totals = (stage_progress.updates, stage_progress.seconds)
+            training_folder.progress = Progress(
+                stage=number + 1, stages=(*stage_progress.stages, totals)
+            )
+            # The next stage begins with all changed tensors, and with a new optimizer.
+            stage_tensors = {**changed_tensors(policy), "rng": torch.get_rng_state()}
+            training_folder.save(training_folder.progress, stage_tensors)
+    if tensors is not None:  # all stages were over before this start
+        load_tensors(policy, tensors)
 
 
-def _budget(tune: TuneConfig, use: Chosen, stage: _Stage, training_set: TrainingSet) -> Budget:
-    updates = Order(training_set.together, use.batch, "").updates(use.epochs * stage.share)
+def _budget(
+    tune: TuneConfig, hyperparameters: Hyperparameters, stage: _Stage, training_set: TrainingSet
+) -> Budget:
+    order = Order(training_set.group_names, hyperparameters.batch, "")
+    updates = order.updates(hyperparameters.epochs * stage.share)
     return Budget(updates, 60 * tune.max_minutes * stage.share)
 
 
@@ -127,59 +144,65 @@ class _StageRun:
 
     def __init__(
         self,
+        *,
         config: Config,
-        use: Chosen,
+        hyperparameters: Hyperparameters,
         stage: _Stage,
         number: int,
         budgets: Sequence[Budget],
         trainer: Trainer,
         training_set: TrainingSet,
-        kept: KeptTraining,
+        training_folder: TrainingFolder,
         pace: Pace,
     ) -> None:
-        """`budgets`: of this stage and of those that follow."""
+        """`budgets` are those of this stage and of the stages that follow."""
         self._tune = config.tune
-        self._use = use
+        self._hyperparameters = hyperparameters
         self._stage = stage
         self._number = number
         self._budgets = budgets
         self._trainer = trainer
         self._training_set = training_set
-        self._kept = kept
+        self._training_folder = training_folder
         self._pace = pace
-        self._order = Order(training_set.together, use.batch, f"{config.run.seed}/{stage.name}")
-        self._updates = kept.progress.updates
-        self._start = time.monotonic() - kept.progress.seconds
+        seed = f"{config.run.seed}/{stage.name}"
+        self._order = Order(training_set.group_names, hyperparameters.batch, seed)
+        self._updates = training_folder.progress.updates
+        self._start = time.monotonic() - training_folder.progress.seconds
         self._curve = Curve(number, stage.name)
 
-    def train(self, what: str, stopped: Callable[[], bool]) -> None:
-        """Make the updates that the budget allows. Raises KeyboardInterrupt once `stopped`."""
-        budget, saved = self._budgets[0], time.monotonic()
+    def train(self, title: str, is_stopping: Callable[[], bool]) -> None:
+        """Make the updates that the budget allows.
+
+        Raises KeyboardInterrupt once `is_stopping` returns True.
+        """
+        budget, last_save = self._budgets[0], time.monotonic()
         if budget.updates < FEW_UPDATES:
             sys.stderr.write(
                 f"stage {self._stage.name} has {budget.updates} updates, which teach little: give it more rows, "
-                f"lower tune.batch ({self._use.batch}) or raise tune.epochs ({self._use.epochs:g})\n"
+                f"lower tune.batch ({self._hyperparameters.batch}) or raise tune.epochs "
+                f"({self._hyperparameters.epochs:g})\n"
             )
         self._pace.begin_stage()
         is_first = True
-        with progress(what, budget.updates, "updates") as advance:
+        with progress(title, budget.updates, "updates") as advance:
             advance(self._updates, self._pace.note(0.0))
             while self._share() < 1:
-                if stopped():
+                if is_stopping():
                     self._save()
                     raise KeyboardInterrupt
                 self._pace.add(self._update())
                 if is_first:
                     is_first = False
-                    self._tell_length(what)
+                    self._print_length(title)
                 advance(1, self._pace.note(self._left_s()))
-                if time.monotonic() - saved > SAVE_EVERY_S:
+                if time.monotonic() - last_save > SAVE_EVERY_S:
                     self._save()
-                    saved = time.monotonic()
-        self._kept.progress = self._progress()
+                    last_save = time.monotonic()
+        self._training_folder.progress = self._progress()
 
     def _update(self) -> float:
-        """Make one update; returns its loss."""
+        """Make one update, and return its loss."""
         before, budget = self._share(), self._budgets[0]
         lr = rate(self._stage.lr, budget.share(self._updates + 0.5, self._seconds()))
         rows = self._order.of(self._updates)
@@ -188,16 +211,16 @@ class _StageRun:
         except FloatingPointError as error:
             raise UserError(
                 f"update {self._updates} of stage {self._stage.name}: {error}; train with a lower tune.lr "
-                f"({self._use.lr:g})"
+                f"({self._hyperparameters.lr:g})"
             ) from None
         self._updates += 1
         if point := self._curve.add(metrics, self._updates, before, self._share(), self._seconds()):
-            self._kept.add_point(point)
+            self._training_folder.add_point(point)
         return metrics["loss"]
 
-    def _tell_length(self, what: str) -> None:
-        updates = sum(each.updates for each in self._budgets) - self._updates + 1
-        tell_length(what, updates, self._pace.update_s, self._left_s(), self._tune.max_minutes)
+    def _print_length(self, title: str) -> None:
+        updates = sum(budget.updates for budget in self._budgets) - self._updates + 1
+        print_length(title, updates, self._pace.update_s, self._left_s(), self._tune.max_minutes)
 
     def _seconds(self) -> float:
         return time.monotonic() - self._start
@@ -209,30 +232,33 @@ class _StageRun:
         return seconds_left(self._budgets, self._updates, self._seconds(), self._pace.update_s)
 
     def _progress(self) -> Progress:
-        return self._kept.progress.model_copy(
+        return self._training_folder.progress.model_copy(
             update={"stage": self._number, "updates": self._updates, "seconds": self._seconds()}
         )
 
     def _save(self) -> None:
-        self._kept.save(self._progress(), self._trainer.state())
+        self._training_folder.save(self._progress(), self._trainer.state())
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype of products; weights and the optimizer's state are in float32."""
-    found: torch.dtype = getattr(torch, name)
-    return found
+    """Return a torch dtype by its name."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[Callable[[], bool]]:
-    """Give a function that returns True once a signal has asked the process to end, which ends the training between two updates."""
-    came: list[int] = []
+def _stop_requests() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns True once a signal has asked the process to end.
+
+    The training asks it between two updates.
+    """
+    signals: list[int] = []
     before = {
-        number: signal.signal(number, lambda sent, _: came.append(sent))
+        number: signal.signal(number, lambda number, _: signals.append(number))
         for number in stop_signals()
     }
     try:
-        yield lambda: bool(came)
+        yield lambda: bool(signals)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -240,7 +266,7 @@ def _told_to_stop() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt within the block where a signal asks the process to end."""
+    """Raise KeyboardInterrupt inside the block when a signal asks the process to end."""
     before = {
         number: signal.signal(number, signal.default_int_handler) for number in stop_signals()
     }
@@ -255,24 +281,27 @@ def interruptible() -> Iterator[None]:
 
 
 def rate(peak: float, share: float) -> float:
-    """Return the learning rate of an update that begins when `share` of the stage is over."""
+    """Return the learning rate of an update in the middle of which `share` of the stage is over."""
     if share < WARM_UP:
         return peak * share / WARM_UP
     return peak * 0.5 * (1.0 + math.cos(math.pi * (share - WARM_UP) / (1.0 - WARM_UP)))
 
 
 class Curve:
-    """Means of the metrics of neighbouring updates: POINTS of them in a stage."""
+    """The metrics of a stage, as POINTS means over neighbouring updates."""
 
     def __init__(self, number: int, stage: str) -> None:
-        self._told = {"stage": number, "name": stage}
+        self._labels = {"stage": number, "name": stage}
         self._sums: dict[str, float] = {}
         self._count = 0
 
     def add(
         self, metrics: dict[str, float], updates: int, before: float, over: float, seconds: float
     ) -> dict[str, Any] | None:
-        """Add an update; the point that it completes."""
+        """Add an update, and return the point that it completes, if any.
+
+        `before` and `over` are the shares of the stage that were over before and after it.
+        """
         for name, value in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
         self._count += 1
@@ -281,7 +310,7 @@ class Curve:
         means = {name: value / self._count for name, value in self._sums.items()}
         self._sums, self._count = {}, 0
         return {
-            **self._told,
+            **self._labels,
             "updates": updates,
             "seconds": round(seconds, 2),
             **{name: round(value, 6) for name, value in means.items() if name != "lr"},

@@ -1,13 +1,14 @@
-"""The model under supervised training: stages, updates, and the state to go on from.
+"""One stage of a supervised training: what is trained, the updates, and the state to continue from.
 
-    StageName    `head`: the pointer head and the rows of its three tokens alone; `all`: everything
-    Trainer      one stage of one model
-    TokenRows    the rows of a few tokens as parameters of their own, while the embedding stays as it is
-    tuned        all that any stage changes; put_in, the same into a model
+    StageName         `head`: the pointer head and the rows of its three tokens are trained; `all`: everything is
+    Trainer           trains one model in one stage
+    TokenRows         the embeddings of a few tokens as separate parameters, while the embedding matrix stays
+    changed_tensors   all tensors of a model that any stage changes
+    load_tensors      writes such tensors into a model
 
-With adapters (`model.lora`) everything is the adapters, the pointer head and the rows of its tokens.
-A stage ends with its tensors in the model. `state` and `restore` are exact: a stage that goes on from its
-state makes the updates that it would have made.
+With adapters (`model.lora`), "everything" is the adapters, the pointer head and the rows of its tokens. A
+stage ends with its tensors in the model. `state` and `restore` are exact: a stage that continues from a saved
+state makes the same updates as without the interruption.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from dart_cli.tune.loss import Costs
 StageName = Literal["head", "all"]
 
 _RNG, _DEVICE_RNG = "rng", "rng.device"
-_ROWS, _HELD = "pointer_rows", "pointer_rows.held"
+_ROWS, _MATRIX_ROWS = "pointer_rows", "pointer_rows.held"
 
 
 class TokenRows:
-    """Rows [K, H] in the place of those that the input embedding has for `tokens` [K]."""
+    """Trained rows [K, H] that replace the rows of the input embedding for `tokens` [K]."""
 
     def __init__(self, embedding: nn.Module, tokens: Sequence[int]) -> None:
         weight: Any = embedding.weight
@@ -43,57 +44,59 @@ class TokenRows:
         self.rows = nn.Parameter(weight.detach()[self._tokens].clone())
         self._hook = embedding.register_forward_hook(self._replace)
 
-    def _replace(self, _: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> Any:
-        ids = given[0]
+    def _replace(
+        self, _: nn.Module, arguments: tuple[torch.Tensor, ...], output: torch.Tensor
+    ) -> Any:
+        ids = arguments[0]
         for row, token in zip(self.rows, self._tokens, strict=True):
             output = torch.where((ids == token)[..., None], row.to(output.dtype), output)
         return output
 
     @property
-    def held(self) -> torch.Tensor:
-        """The rows that the embedding has, meanwhile: of a tied one, those of the output."""
+    def matrix_rows(self) -> torch.Tensor:
+        """The rows in the embedding matrix itself, which the output head uses where the two are tied."""
         return self._weight.detach()[self._tokens]
 
     @torch.no_grad()
-    def hold(self, rows: torch.Tensor) -> None:
-        """Write rows into the embedding; what is trained stays as it is."""
+    def write_matrix_rows(self, rows: torch.Tensor) -> None:
+        """Write rows into the embedding matrix. The trained rows do not change."""
         self._weight[self._tokens] = rows.to(self._weight)
 
-    def put_in(self) -> None:
-        """Write the rows into the embedding, which is used as it is from now on."""
+    def finish(self) -> None:
+        """Write the trained rows into the embedding matrix, which is used from now on."""
         self._hook.remove()
-        self.hold(self.rows.detach())
+        self.write_matrix_rows(self.rows.detach())
 
 
-def tuned(policy: LoadedPolicy) -> Tensors:
-    """All that any stage changes, under the names of `Trainer.state`."""
-    named = {name: each.detach() for name, each in policy.model.named_parameters()}
+def changed_tensors(policy: LoadedPolicy) -> Tensors:
+    """Return all tensors that any stage changes, by the names of `Trainer.state`."""
+    parameters = {name: tensor.detach() for name, tensor in policy.model.named_parameters()}
     if policy.lora is None:
-        return named
-    found = {name: each for name, each in named.items() if is_adapter(name)}
+        return parameters
+    tensors = {name: tensor for name, tensor in parameters.items() if is_adapter(name)}
     if policy.pointing == "pointer":
         assert policy.pointer is not None
-        found |= {name: each for name, each in named.items() if name.startswith(PREFIX)}
+        tensors |= {name: tensor for name, tensor in parameters.items() if name.startswith(PREFIX)}
         embedding: Any = policy.model.get_input_embeddings()
-        found[_ROWS] = embedding.weight.detach()[list(policy.pointer.triple)]
-    return found
+        tensors[_ROWS] = embedding.weight.detach()[list(policy.pointer.triple)]
+    return tensors
 
 
 @torch.no_grad()
-def put_in(policy: LoadedPolicy, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Make what `tuned` gave the model's own."""
-    named = dict(policy.model.named_parameters())
+def load_tensors(policy: LoadedPolicy, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write the tensors that `changed_tensors` returned into a model."""
+    parameters = dict(policy.model.named_parameters())
     for name, tensor in tensors.items():
         if name == _ROWS:
             assert policy.pointer is not None
             embedding: Any = policy.model.get_input_embeddings()
             embedding.weight[list(policy.pointer.triple)] = tensor.to(embedding.weight)
-        elif name in named:
-            named[name].copy_(tensor)
+        elif name in parameters:
+            parameters[name].copy_(tensor)
 
 
 class Trainer:
-    """One stage. The model's dtype is float32; `compute` is that of its products."""
+    """Trains one model in one stage. Its weights are float32; `compute` is the dtype of products."""
 
     def __init__(
         self,
@@ -112,6 +115,7 @@ class Trainer:
         self._compute = compute
         self._rows: TokenRows | None = None
         model, head = policy.model, policy.pointer_head
+        # 1. Choose what is trained
         model.requires_grad_(stage == "all" and policy.lora is None)
         if stage == "all" and policy.lora is None:
             inner: Any = model.model
@@ -119,7 +123,7 @@ class Trainer:
         if stage == "all" and policy.lora is not None:
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(is_adapter(name))
-        model.eval()  # nothing is dropped but by the head
+        model.eval()  # only the head has dropout
         if head is not None:
             head.requires_grad_(policy.pointing == "pointer")
             head.train(dropout and policy.pointing == "pointer")
@@ -134,6 +138,7 @@ class Trainer:
         }
         if self._rows is not None:
             self.parameters[_ROWS] = self._rows.rows
+        # 2. Make the optimizer
         if recompute:
             use_recompute(model)
         self._optimizer = torch.optim.AdamW(
@@ -141,14 +146,14 @@ class Trainer:
         )
 
     def update(self, passes: Iterator[Costs], lr: float) -> dict[str, float]:
-        """One step on the sum of what `passes` cost; their metrics.
+        """Make one update on the sum of the costs of `passes`, and return their metrics.
 
-        Raises FloatingPointError, with the weights as they were.
+        Raises FloatingPointError if the gradient is not finite; the weights do not change then.
         """
         metrics: dict[str, float] = {}
         self._optimizer.zero_grad(set_to_none=True)
         while True:
-            with self._precision():  # of the forward pass, which is made when it is asked for
+            with self._precision():  # the forward pass runs inside `next`
                 costs = next(passes, None)
             if costs is None:
                 break
@@ -170,37 +175,37 @@ class Trainer:
         return torch.autocast(self._policy.device.type, self._compute)
 
     def finish(self) -> None:
-        """End the stage: its tensors are the model's."""
+        """End the stage: write its tensors into the model."""
         if self._rows is not None:
-            self._rows.put_in()
+            self._rows.finish()
         self._policy.model.eval()
 
     def state(self) -> Tensors:
-        """Return what is trained, the optimizer's state and the generators': the tensors themselves."""
-        found = state_of(self.parameters, self._optimizer)
+        """Return the trained tensors and the states of optimizer and random generators, not copied."""
+        tensors = state_of(self.parameters, self._optimizer)
         if self._rows is not None:
-            found[_HELD] = self._rows.held
-        found[_RNG] = torch.get_rng_state()
+            tensors[_MATRIX_ROWS] = self._rows.matrix_rows
+        tensors[_RNG] = torch.get_rng_state()
         if accelerator.is_gpu(self._policy.device):
-            found[_DEVICE_RNG] = accelerator.rng_state(self._policy.device)
-        return found
+            tensors[_DEVICE_RNG] = accelerator.rng_state(self._policy.device)
+        return tensors
 
     def restore(self, tensors: Tensors) -> None:
-        """Go on from a state. Raises ValueError where it is of other tensors."""
+        """Continue from a state. Raises ValueError if it has other tensors."""
         generators = {name: tensors[name] for name in (_RNG, _DEVICE_RNG) if name in tensors}
-        others = {name: each for name, each in tensors.items() if name not in generators}
+        others = {name: tensor for name, tensor in tensors.items() if name not in generators}
         if missing := [name for name in self.parameters if name not in others]:
             raise ValueError(f"it has no {missing[0]}")
         if self._rows is not None:
-            self._rows.hold(others.pop(_HELD, others[_ROWS]))
-        restore(_Held(others), self.parameters, self._optimizer)
+            self._rows.write_matrix_rows(others.pop(_MATRIX_ROWS, others[_ROWS]))
+        restore(_TensorsInMemory(others), self.parameters, self._optimizer)
         torch.set_rng_state(generators[_RNG])
         if _DEVICE_RNG in generators and accelerator.is_gpu(self._policy.device):
             accelerator.set_rng_state(generators[_DEVICE_RNG], self._policy.device)
 
 
-class _Held:
-    """Tensors in memory, as dart_cli.train.base.SavedState."""
+class _TensorsInMemory:
+    """Tensors in memory, with the methods of dart_cli.train.base.SavedState."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors

@@ -1,11 +1,11 @@
-"""What is trained on, as passes whose costs add up to the loss of an update.
+"""The training set: examples as forward passes, whose costs add up to the loss of an update.
 
-TrainingSet   what the stages need of it
-Recorded      one row as an engine is asked it, and its answer
-ExampleSet    prompts with their answers, some in each forward pass
-StepSet       steps of trajectories, packed as the trainer packs them
-LearnedRows   a training set without the rows that are held out
-Order         which examples an update sees; the same for the same seed, wherever a start begins
+TrainingSet      the interface that stages use
+RecordedAnswer   a prompt and its recorded answer, to compare the model's answer with
+ExampleSet       prompts with their answers, some in each forward pass
+StepSet          steps of trajectories, packed as the trainer packs them
+LearnedRows      a training set without the held-out rows
+Order            which examples an update sees; the same seed gives the same order, wherever a start begins
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from dart_cli.tune.trajectories import Trajectories
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """A prompt, and what shall be answered."""
+class RecordedAnswer:
+    """A prompt and its recorded answer."""
 
     prompt_token_ids: list[int]  # [P]
     images: list[bytes]  # [I]
@@ -38,65 +38,68 @@ class Recorded:
 
 
 class TrainingSet(Protocol):
-    """Examples by number."""
+    """Examples, by number."""
 
     @property
-    def together(self) -> Sequence[str]:
-        """[N]: examples of one name stand together in an epoch."""
+    def group_names(self) -> Sequence[str]:
+        """The group of each example [N]; the examples of a group stay together in an epoch."""
         ...
 
     def passes(self, rows: Sequence[int], losses: LossSettings) -> Iterator[Costs]:
-        """Return the loss of some examples, by number, in as many forward passes as it takes."""
+        """Yield the costs of some examples, one forward pass after the other; they add up to the loss."""
         ...
 
-    def recorded(self, index: int) -> Recorded:
-        """One example, to be asked without training."""
+    def recorded(self, index: int) -> RecordedAnswer:
+        """Return one example, to ask the model without training it."""
         ...
 
 
-class Answered(Protocol):
+class ExampleSource(Protocol):
     """Prompts with their answers, by number."""
 
     @property
-    def pictures(self) -> list[str]:
-        """What stands together: a screenshot's items, a demonstration's steps."""
+    def group_names(self) -> list[str]:
+        """The group of each example [N]: its screenshot, or its demonstration."""
         ...
 
     def of(self, index: int) -> Example:
-        """One of them."""
+        """Return one example."""
         ...
 
 
 class ExampleSet:
     """Prompts with their answers, some in each forward pass."""
 
-    def __init__(self, policy: LoadedPolicy, examples: Answered, micro_batch: int) -> None:
+    def __init__(self, policy: LoadedPolicy, examples: ExampleSource, micro_batch: int) -> None:
         self._policy = policy
         self._examples = examples
         self._micro_batch = micro_batch
 
     @property
-    def together(self) -> Sequence[str]:
+    def group_names(self) -> Sequence[str]:
         """See TrainingSet."""
-        return self._examples.pictures
+        return self._examples.group_names
 
     def passes(self, rows: Sequence[int], losses: LossSettings) -> Iterator[Costs]:
         """See TrainingSet."""
-        drawn = [self._examples.of(row) for row in rows]
-        counts = counts_of(drawn, self._policy)
-        size = self._micro_batch or len(drawn)
-        for first in range(0, len(drawn), size):
-            batch = collate_batch(self._policy, drawn[first : first + size], losses)
+        examples = [self._examples.of(row) for row in rows]
+        counts = counts_of(examples, self._policy)
+        size = self._micro_batch or len(examples)
+        for first in range(0, len(examples), size):
+            batch = collate_batch(self._policy, examples[first : first + size], losses)
             yield batch_loss(self._policy, batch, losses, counts)
 
-    def recorded(self, index: int) -> Recorded:
+    def recorded(self, index: int) -> RecordedAnswer:
         """See TrainingSet."""
         example = self._examples.of(index)
-        return Recorded(example.prompt.token_ids, example.prompt.images, example.answer, [])
+        return RecordedAnswer(example.prompt.token_ids, example.prompt.images, example.answer, [])
 
 
 class StepSet:
-    """Steps of trajectories: those of one stand together, and share the tokens that they share."""
+    """Steps of trajectories.
+
+    The steps of one trajectory are packed, so that common tokens are computed once.
+    """
 
     def __init__(
         self, policy: LoadedPolicy, trajectories: Trajectories, train: TrainConfig
@@ -107,12 +110,12 @@ class StepSet:
         self._train = train
 
     @property
-    def together(self) -> Sequence[str]:
+    def group_names(self) -> Sequence[str]:
         """See TrainingSet."""
         return self._trajectories.names
 
     def passes(self, rows: Sequence[int], losses: LossSettings) -> Iterator[Costs]:  # noqa: ARG002 - of items
-        """See TrainingSet. The mean over all tokens that the policy drew, a patch as its pointer's end."""
+        """Yield the costs of some steps: means over all sampled tokens; a patch counts as one token."""
         batch = self._trajectories.batch(rows)
         count = completion_tokens(batch, pad_of(self._policy))
         [part] = packed_batches(batch, self._policy, pack_tokens=self._train.pack_tokens)
@@ -120,66 +123,66 @@ class StepSet:
         with PackFeed(part, weights, self._policy) as packs:
             for pack in packs:
                 scores = self._model.score(pack, 1.0)
-                drawn = pack.is_drawn.to(scores.logprobs.device)
-                nll = -(scores.logprobs * drawn).sum() / count
-                entropy = (scores.entropies * drawn).sum() / count
+                is_sampled = pack.drawn.to(scores.logprobs.device)
+                nll = -(scores.logprobs * is_sampled).sum() / count
+                entropy = (scores.entropies * is_sampled).sum() / count
                 costs = Costs(nll)
                 costs.add(lm=nll.item(), entropy=entropy.item(), loss=nll.item())
                 yield costs
 
-    def recorded(self, index: int) -> Recorded:
+    def recorded(self, index: int) -> RecordedAnswer:
         """See TrainingSet."""
         step, images = self._trajectories.step(index)
-        return Recorded(
+        return RecordedAnswer(
             step.prompt_token_ids.tolist(), images, step.token_ids.tolist(), list(step.patches)
         )
 
 
 class LearnedRows:
-    """A TrainingSet of some rows of another."""
+    """A training set of some rows of another one."""
 
     def __init__(self, whole: TrainingSet, rows: Sequence[int]) -> None:
         self._whole = whole
         self._rows = rows
 
     @property
-    def together(self) -> Sequence[str]:
+    def group_names(self) -> Sequence[str]:
         """See TrainingSet."""
-        names = self._whole.together
+        names = self._whole.group_names
         return [names[row] for row in self._rows]
 
     def passes(self, rows: Sequence[int], losses: LossSettings) -> Iterator[Costs]:
         """See TrainingSet."""
         return self._whole.passes([self._rows[row] for row in rows], losses)
 
-    def recorded(self, index: int) -> Recorded:
+    def recorded(self, index: int) -> RecordedAnswer:
         """See TrainingSet."""
         return self._whole.recorded(self._rows[index])
 
 
 class Order:
-    """Batches of `batch` examples. `pictures` [N] tells the screenshot of each example.
+    """The order of examples in batches of `batch`; `group_names` [N] has the group of each example.
 
-    Screenshots are shuffled anew in each epoch, and the examples of each one; they stand together, so that
-    a batch has few distinct screenshots and the vision tower sees each once. A batch may reach into the
-    next epoch.
+    Groups are shuffled anew in each epoch, and so are the examples of each group. The examples of a group
+    stay together, so that a batch has few different screenshots and the vision tower sees each of them once.
+    A batch may reach into the next epoch.
     """
 
-    def __init__(self, pictures: Sequence[str], batch: int, seed: str) -> None:
+    def __init__(self, group_names: Sequence[str], batch: int, seed: str) -> None:
         self.batch = batch
-        self.count = len(pictures)
+        self.count = len(group_names)
         self._seed = seed
-        self._of: dict[str, list[int]] = {}
-        for index, picture in enumerate(pictures):
-            self._of.setdefault(picture, []).append(index)
+        self._members: dict[str, list[int]] = {}
+        for index, name in enumerate(group_names):
+            self._members.setdefault(name, []).append(index)
         self._epoch = lru_cache(maxsize=2)(self._shuffled)
 
     def updates(self, epochs: float) -> int:
-        """How many updates so many epochs take; the last batch may see some examples once more."""
+        """Return the number of updates of so many epochs. The last batch may see some examples once more."""
         return max(1, -(-round(epochs * self.count) // self.batch))
 
     def of(self, update: int) -> list[int]:
-        """Return the example at each place in the batch of an update, from 0 on."""
+        """Return the examples in the batch of an update; updates count from 0."""
         first = update * self.batch
         return [
             self._epoch(place // self.count)[place % self.count]
@@ -188,9 +191,9 @@ class Order:
 
     def _shuffled(self, epoch: int) -> list[int]:
         rng = Random(f"{self._seed}/{epoch}")  # noqa: S311 - repeatable on purpose
-        pictures = list(self._of)
-        rng.shuffle(pictures)
+        names = list(self._members)
+        rng.shuffle(names)
         order = []
-        for picture in pictures:
-            order += rng.sample(self._of[picture], len(self._of[picture]))
+        for name in names:
+            order += rng.sample(self._members[name], len(self._members[name]))
         return order

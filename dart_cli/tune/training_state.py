@@ -1,9 +1,9 @@
-"""The folder of a training that is not over, beside the folder that it will write: OUT.part.
+"""The folder of an unfinished training, OUT.part, beside the folder that it will write.
 
-    Progress       where the training is
-    KeptTraining   settings, state, curve and the first measurement on disk; one process at a time
+    Progress         how far the training is
+    TrainingFolder   the settings, state, curve and first measurement on disk, for one process at a time
 
-settings.json  progress.json  state-N.safetensors  curve.jsonl  before.json
+Its files: settings.json, progress.json, state-STAGE-UPDATES.safetensors, curve.jsonl, before.json.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ from dart_cli.runtime.work_folder import (
     write_whole,
 )
 from dart_cli.train.base import Tensors
-from dart_cli.tune.held_out import Measured
+from dart_cli.tune.held_out import Measurement
 from dart_cli.tune.settings import TuneSettings
 
 PROGRESS, CURVE, BEFORE = "progress.json", "curve.jsonl", "before.json"
 
 Point = dict[str, Any]
-_Kept = TypeVar("_Kept", bound=StoredModel)
+_Stored = TypeVar("_Stored", bound=StoredModel)
 
 
 class Progress(StoredModel):
-    """Where a training is."""
+    """How far a training is."""
 
-    stage: int = 0  # index
-    updates: int = 0  # of the stage
-    seconds: float = 0.0  # of the stage
-    stages: tuple[tuple[int, float], ...] = ()  # updates and seconds of those that are over
-    state: str = ""  # file
-    curve: int = 0  # bytes of curve.jsonl that belong to it
+    stage: int = 0  # index of the current stage
+    updates: int = 0  # in this stage
+    seconds: float = 0.0  # in this stage
+    stages: tuple[tuple[int, float], ...] = ()  # updates and seconds of the earlier stages
+    state: str = ""  # name of the file; empty at the beginning
+    curve: int = 0  # bytes of curve.jsonl that belong to this state
 
 
-class KeptTraining:
-    """What is on disk of a training. Use as a context manager."""
+class TrainingFolder:
+    """The folder of an unfinished training. Use it as a context manager."""
 
-    def __init__(self, folder: Path, settings: TuneSettings, *, fresh: bool = False) -> None:
-        """Open or begin a folder; with `fresh` an older one is removed.
+    def __init__(self, path: Path, settings: TuneSettings, *, fresh: bool = False) -> None:
+        """Open or make a folder; with `fresh` an older one is removed.
 
-        Raises UserError where it is of other settings, is no such folder, or is in use.
+        Raises UserError if it has other settings, is no such folder, or is in use.
         """
-        self.folder = folder
-        self._kept = WorkFolder(folder, settings, fresh=fresh)
-        if self._kept.moved is not None:
-            shutil.rmtree(self._kept.moved)
+        self.path = path
+        self._work_folder = KeptFolder(path, settings, fresh=fresh)
+        if self._work_folder.moved is not None:
+            shutil.rmtree(self._work_folder.moved)
         try:
-            self.progress = _read(folder / PROGRESS, Progress) or Progress()
-            (folder / CURVE).touch()
-            os.truncate(folder / CURVE, self.progress.curve)
-            self._curve: JsonLines[Point] = JsonLines(
-                folder / CURVE, TypeAdapter(Point), self._kept.busy
+            self.progress = _read(path / PROGRESS, Progress) or Progress()
+            (path / CURVE).touch()
+            os.truncate(path / CURVE, self.progress.curve)
+            self._curve: KeptLines[Point] = KeptLines(
+                path / CURVE, TypeAdapter(Point), self._work_folder.busy
             )
         except BaseException:
-            self._kept.close()
+            self._work_folder.close()
             raise
 
     def __enter__(self) -> Self:
@@ -75,55 +75,58 @@ class KeptTraining:
 
     def __exit__(self, *_: object) -> None:
         self._curve.close()
-        self._kept.close()
+        self._work_folder.close()
 
-    def measured(self, measure: Callable[[], Measured]) -> Measured:
-        """Return what the model was before the training: measured once, at the first start."""
-        found = _read(self.folder / BEFORE, Measured)
-        if found is None:
-            found = measure()
-            write_whole(self.folder / BEFORE, found.model_dump_json().encode())
-        return found
+    def first_measurement(self, measure: Callable[[], Measurement]) -> Measurement:
+        """Return the measurement of the model before the training; `measure` makes it at the first start."""
+        measurement = _read(self.path / BEFORE, Measurement)
+        if measurement is None:
+            measurement = measure()
+            write_whole(self.path / BEFORE, measurement.model_dump_json().encode())
+        return measurement
 
     def state(self) -> Tensors | None:
-        """Return the state to go on from; None at the beginning. Raises CheckpointError."""
+        """Return the state to continue from; None at the beginning.
+
+        Raises CheckpointError if it cannot be read.
+        """
         if not self.progress.state:
             return None
         try:
-            found: Tensors = load_file(self.folder / self.progress.state)
+            tensors: Tensors = load_file(self.path / self.progress.state)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                f"{self.folder / self.progress.state} cannot be read ({error}); begin anew with --fresh"
+                f"{self.path / self.progress.state} cannot be read ({error}); begin anew with --fresh"
             ) from None
-        return found
+        return tensors
 
     def save(self, progress: Progress, tensors: Tensors) -> None:
-        """Keep a state: from now on a start goes on from it. The one before it is removed."""
+        """Save a state, from which the next start continues, and remove the one before it."""
         name = f"state-{progress.stage}-{progress.updates}.safetensors"
-        partial = self.folder / f"{name}.tmp"
-        save_file({key: _whole(each) for key, each in tensors.items()}, partial)
-        partial.replace(self.folder / name)
+        partial = self.path / f"{name}.tmp"
+        save_file({key: _on_cpu(tensor) for key, tensor in tensors.items()}, partial)
+        partial.replace(self.path / name)
         self.progress = progress.model_copy(update={"state": name, "curve": self._curve.size})
-        write_whole(self.folder / PROGRESS, self.progress.model_dump_json().encode())
-        for path in self.folder.glob("state-*"):
+        write_whole(self.path / PROGRESS, self.progress.model_dump_json().encode())
+        for path in self.path.glob("state-*"):
             if path.name != name:
                 path.unlink()
 
     def add_point(self, point: Point) -> None:
-        """One more point of the curve."""
+        """Add a point to the curve."""
         self._curve.add(point)
 
     def curve(self) -> list[Point]:
-        """All points."""
+        """Return all points of the curve."""
         return list(self._curve.pieces)
 
     def remove(self) -> None:
-        """Remove the folder: the training is over, and what it made is elsewhere."""
-        shutil.rmtree(self.folder)
+        """Remove the folder, once the training is over and the new model is written."""
+        shutil.rmtree(self.path)
 
 
-def _read(path: Path, kind: type[_Kept]) -> _Kept | None:
-    """Return what is in a file; None where there is none."""
+def _read(path: Path, kind: type[_Stored]) -> _Stored | None:
+    """Return the content of a file; None if there is none. Raises UserError if it cannot be read."""
     if not path.is_file():
         return None
     try:
@@ -132,6 +135,6 @@ def _read(path: Path, kind: type[_Kept]) -> _Kept | None:
         raise UserError(f"{path} cannot be read; begin anew with --fresh") from None
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """As a file holds it."""
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as safetensors can save it."""
     return tensor.detach().to("cpu").contiguous()

@@ -1,11 +1,11 @@
-"""Successes of runs and of Parquet files, step by step, as they were sampled: rejection sampling.
+"""Successes of runs and of Parquet files, step by step, as they were sampled (rejection sampling).
 
-Trajectories        the chosen ones; batches of their steps
-read_trajectories   chooses and checks them
+Trajectories        the selected trajectories; makes batches of their steps
+read_trajectories   selects and checks them
 
 Nothing is rendered or tokenised again: a step is the token ids that a policy read and sampled, and the
-trainer's chains (data/loading.py) are made of them. Of runs only what names a step is in memory; the rest is
-read from the database with each batch. Of Parquet files all is.
+trainer's chains (data/loading.py) are made of them. Of a run, only the names of steps are in memory; the rest
+is read from the database with each batch. Parquet files are in memory as a whole.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _Value = TypeVar("_Value")
 
 
 class _Source(Protocol):
-    """Where trajectories are."""
+    """A source of trajectories: a run or Parquet files."""
 
     def steps(self, planned: Sequence[PlannedSample]) -> Iterator[BatchStep]: ...
 
@@ -47,25 +47,27 @@ class _Source(Protocol):
 
 @dataclass(frozen=True)
 class _Place:
-    """One step."""
+    """One step, and where it is."""
 
     source: _Source
     planned: PlannedSample
-    name: str  # of its trajectory, of one source alone
+    name: str  # of its trajectory, different in each source
 
 
 class Trajectories:
-    """The chosen ones. Use as a context manager, or call `close`."""
+    """The selected trajectories. Call `close` at the end."""
 
-    def __init__(self, places: list[_Place], digest: str, told: str, held: ExitStack) -> None:
+    def __init__(
+        self, places: list[_Place], digest: str, description: str, databases: ExitStack
+    ) -> None:
         self._places = places
-        self.digest = digest
-        self.told = told  # what was chosen, and what was left out
-        self._held = held
+        self.digest = digest  # of all their steps
+        self.description = description  # what was selected, and what was left out
+        self._databases = databases
 
     def close(self) -> None:
         """Close the databases."""
-        self._held.close()
+        self._databases.close()
 
     def __len__(self) -> int:
         return len(self._places)
@@ -76,7 +78,7 @@ class Trajectories:
         return [place.name for place in self._places]
 
     def step(self, index: int) -> tuple[BatchStep, list[bytes]]:
-        """One step, and the screenshots of its prompt."""
+        """Return one step, and the screenshots of its prompt."""
         place = self._places[index]
         [step] = place.source.steps([place.planned])
         images = place.source.images(set(step.image_hashes))
@@ -84,20 +86,20 @@ class Trajectories:
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """Return these steps, chained as the trainer trains on them, each with advantage and weight 1."""
-        found: list[BatchStep | None] = [None] * len(indices)
+        steps: dict[int, BatchStep] = {}  # by position in the batch
         images: dict[str, bytes] = {}
         by_source: dict[int, list[int]] = {}
-        for at, index in enumerate(indices):
-            by_source.setdefault(id(self._places[index].source), []).append(at)
-        for rows in by_source.values():
-            places = [self._places[indices[at]] for at in rows]
+        for position, index in enumerate(indices):
+            by_source.setdefault(id(self._places[index].source), []).append(position)
+        for positions in by_source.values():
+            places = [self._places[indices[position]] for position in positions]
             source = places[0].source
-            steps = source.steps([place.planned for place in places])
-            for at, place, step in zip(rows, places, steps, strict=True):
-                found[at] = replace(step, trajectory_id=place.name)
-            wanted = {name for at in rows for name in _held(found[at]).image_hashes}
-            images |= source.images(wanted)
-        chains, samples = chained([_held(step) for step in found])
+            rows = source.steps([place.planned for place in places])
+            for position, place, step in zip(positions, places, rows, strict=True):
+                steps[position] = replace(step, trajectory_id=place.name)
+            names = {name for position in positions for name in steps[position].image_hashes}
+            images |= source.images(names)
+        chains, samples = chained([steps[position] for position in range(len(indices))])
         return Batch.model_construct(
             batch_id=0,
             group_ids=[],
@@ -108,60 +110,62 @@ class Trajectories:
         )
 
 
-def _held(step: BatchStep | None) -> BatchStep:
-    assert step is not None  # every index was read
-    return step
-
-
 def is_run(path: Path) -> bool:
-    """Whether it is a run directory."""
+    """Return True for a run directory."""
     return (path / DATABASE).is_file()
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether it has files as `dart data export` writes them."""
+    """Return True for a Parquet file, or a folder of them, as `dart data export` writes it."""
     return path.suffix == ".parquet" if path.is_file() else any(path.glob("*.parquet"))
 
 
 def read_trajectories(paths: Sequence[Path], config: Config) -> Trajectories:
-    """Return the successes of runs and Parquet files, compared with the model. Raises UserError and ExchangeError."""
+    """Return the successes of runs and Parquet files.
+
+    Raises UserError if they do not fit the model, or if a path has none, and ExchangeError for malformed
+    files.
+    """
     facts = model_facts(config)
     assert facts is not None
     tune = config.tune
-    chooser = _Chooser()
-    with ExitStack() as held:
+    selection = _Selection()
+    with ExitStack() as databases:
         for number, path in enumerate(paths):
             if is_run(path):
                 reader = open_reader(path)
-                held.callback(reader.close)
-                _compare(path, _fingerprint_of(path), facts, config)
+                databases.callback(reader.close)
+                _refuse_other_vocabulary(path, _fingerprint_of(path), facts, config)
                 source: _Source = _Run(reader)
                 trajectories: Iterable[Trajectory | None] = _of_run(path, reader, tune)
             else:
-                _compare(path, str(about_folder(path).get("vocabulary", "")), facts, config)
+                vocabulary = str(about_folder(path).get("vocabulary", ""))
+                _refuse_other_vocabulary(path, vocabulary, facts, config)
                 source = files = _Files()
                 trajectories = files.read(path, tune)
-            before = chooser.count
-            for each in trajectories:
-                if each is None:
-                    chooser.gone += 1
+            before = selection.count
+            for trajectory in trajectories:
+                if trajectory is None:
+                    selection.incomplete += 1
                     continue
-                _check(path, each, facts)
-                chooser.add(source, str(number), each)
-            if chooser.count == before:
-                raise UserError(_nothing(path, tune))
-        return Trajectories(*chooser.result(), held.pop_all())
+                _check(path, trajectory, facts)
+                selection.add(source, str(number), trajectory)
+            if selection.count == before:
+                raise UserError(_no_successes(path, tune))
+        return Trajectories(
+            selection.places, selection.digest, selection.description, databases.pop_all()
+        )
 
 
-class _Chooser:
-    """Which steps are learned, in order, and a digest of all they hold."""
+class _Selection:
+    """The selected steps, in order, and a digest of their content."""
 
     def __init__(self) -> None:
-        self._places: list[_Place] = []
+        self.places: list[_Place] = []
         self._digest = blake2b(digest_size=16)
         self._tasks: set[str] = set()
         self.count = 0  # trajectories
-        self.gone = 0  # left out: a part of them is no longer kept
+        self.incomplete = 0  # left out, since a part of them was removed
 
     def add(self, source: _Source, number: str, trajectory: Trajectory) -> None:
         self.count += 1
@@ -170,21 +174,28 @@ class _Chooser:
         self._digest.update(name.encode())
         for step in trajectory.steps:
             planned = PlannedSample("", trajectory.id, step.step, advantage=1.0, weight=1.0)
-            self._places.append(_Place(source, planned, name))
+            self.places.append(_Place(source, planned, name))
             self._digest.update(int32s(step.prompt_token_ids).tobytes())
             self._digest.update(int32s(step.sampled.token_ids).tobytes())
             self._digest.update(json.dumps([step.image_hashes, step.sampled.patches]).encode())
 
-    def result(self) -> tuple[list[_Place], str, str]:
-        steps, tasks = len(self._places), len(self._tasks)
-        told = f"{self.count} successes of {tasks} task{'' if tasks == 1 else 's'}, {steps} steps"
-        if self.gone:
-            told += f"; {self.gone} left out, whose screenshots are no longer kept"
-        return self._places, self._digest.hexdigest(), told
+    @property
+    def digest(self) -> str:
+        """Digest of all selected steps."""
+        return self._digest.hexdigest()
+
+    @property
+    def description(self) -> str:
+        """What was selected, and what was left out."""
+        steps, tasks = len(self.places), len(self._tasks)
+        text = f"{self.count} successes of {tasks} task{'' if tasks == 1 else 's'}, {steps} steps"
+        if self.incomplete:
+            text += f"; {self.incomplete} left out, whose screenshots were removed"
+        return text
 
 
 class _Run:
-    """A run's database."""
+    """The database of a run, as a source."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -197,7 +208,7 @@ class _Run:
 
 
 def _of_run(path: Path, reader: Reader, tune: TuneConfig) -> Iterator[Trajectory | None]:
-    """Yield the newest of each task; None for one of which a part is gone."""
+    """Yield the newest successes of each task; None for one of which a part was removed."""
     names: list[str] = []
     if tune.trajectories != "pool":
         names += select_ids(reader, Selection(outcome="pass"))
@@ -207,15 +218,15 @@ def _of_run(path: Path, reader: Reader, tune: TuneConfig) -> Iterator[Trajectory
     groups = {row.id: row.task_id for row in reader.groups()}
     tasks = {row.id: groups[row.group_id] for row in reader.trajectories(outcome="pass")}
     tasks |= {row.trajectory_id: row.task_id for row in reader.pool()}
-    kept = _newest(names, [tasks[name] for name in names], tune.per_task)
-    with progress(f"read {path}", len(kept), "trajectories") as advance:
-        for found in whole_trajectories(reader, kept):
-            yield found
+    newest = _newest(names, [tasks[name] for name in names], tune.per_task)
+    with progress(f"read {path}", len(newest), "trajectories") as advance:
+        for trajectory in whole_trajectories(reader, newest):
+            yield trajectory
             advance(1)
 
 
 class _Files:
-    """Parquet files, in memory."""
+    """Parquet files in memory, as a source."""
 
     def __init__(self) -> None:
         self._steps: dict[tuple[str, int], BatchStep] = {}
@@ -223,9 +234,9 @@ class _Files:
 
     def read(self, path: Path, tune: TuneConfig) -> list[Trajectory]:
         """Return the newest successes of each task: the last ones in the files."""
-        passed = [each for each in read_folder(path) if each.outcome == "pass"]
-        kept = _newest(passed, [each.task_id for each in passed], tune.per_task)
-        for trajectory in kept:
+        passes = [row for row in read_folder(path) if row.outcome == "pass"]
+        newest = _newest(passes, [row.task_id for row in passes], tune.per_task)
+        for trajectory in newest:
             self._images |= trajectory.images
             for step in trajectory.steps:
                 self._steps[trajectory.id, step.step] = BatchStep(
@@ -241,33 +252,33 @@ class _Files:
                     weight=1.0,
                     patches=step.sampled.patches,
                 )
-        return kept
+        return newest
 
     def steps(self, planned: Sequence[PlannedSample]) -> Iterator[BatchStep]:
-        return (self._steps[each.trajectory_id, each.step] for each in planned)
+        return (self._steps[sample.trajectory_id, sample.step] for sample in planned)
 
     def images(self, names: Iterable[str]) -> dict[str, bytes]:
         return {name: self._images[name] for name in names}
 
 
 def _newest(values: Sequence[_Value], tasks: Sequence[str], most: int) -> list[_Value]:
-    """Return the last `most` of each task, in their order; 0 for all."""
+    """Return the last `most` values of each task, in their order; all of them for 0."""
     if not most:
         return list(values)
-    seen: dict[str, int] = {}
-    kept: list[_Value] = []
+    counts: dict[str, int] = {}
+    newest: list[_Value] = []
     for value, task in zip(reversed(values), reversed(tasks), strict=True):
-        seen[task] = seen.get(task, 0) + 1
-        if seen[task] <= most:
-            kept.append(value)
-    return kept[::-1]
+        counts[task] = counts.get(task, 0) + 1
+        if counts[task] <= most:
+            newest.append(value)
+    return newest[::-1]
 
 
 # --- what is refused ----------------------------------------------------------------------------
 
 
 def _fingerprint_of(path: Path) -> str:
-    """Of the vocabulary that a run's tokens are of; empty where its model is not on this host."""
+    """Return the fingerprint of the vocabulary of a run; empty if its model is not on this host."""
     try:
         facts = model_facts(read_run(path))
     except DartError:
@@ -275,29 +286,34 @@ def _fingerprint_of(path: Path) -> str:
     return "" if facts is None else facts.fingerprint
 
 
-def _compare(path: Path, made_for: str, facts: ModelFacts, config: Config) -> None:
-    if made_for and made_for != facts.fingerprint:
+def _refuse_other_vocabulary(
+    path: Path, fingerprint: str, facts: ModelFacts, config: Config
+) -> None:
+    """Raise UserError if tokens with the vocabulary `fingerprint` are not those of the model."""
+    if fingerprint and fingerprint != facts.fingerprint:
         raise UserError(
-            f"{path}: its tokens were made for another model than model.path = {config.model.path}; begin "
-            "with a model of the same tokenizer"
+            f"{path}: its tokens are not those of model.path = {config.model.path}; begin with a model that "
+            "has the same tokenizer"
         )
 
 
 def _check(path: Path, trajectory: Trajectory, facts: ModelFacts) -> None:
+    """Raise UserError if the model cannot be trained on a step."""
     for step in trajectory.steps:
-        shown = [trajectory.images[name] for name in step.image_hashes]
-        wrong = facts.incompatibility(list(step.prompt_token_ids), step.sampled, shown)
-        if wrong is not None:
-            column, text = wrong
+        images = [trajectory.images[name] for name in step.image_hashes]
+        problem = facts.incompatibility(list(step.prompt_token_ids), step.sampled, images)
+        if problem is not None:
+            column, text = problem
             raise UserError(f"{path}: {trajectory.id} step {step.step}, {column}: {text}")
 
 
-def _nothing(path: Path, tune: TuneConfig) -> str:
+def _no_successes(path: Path, tune: TuneConfig) -> str:
+    """Return the error for a path without successes."""
     if not is_run(path):
         return f"{path} has no successes; export some with `dart data export RUN {path}`"
     what = {"own": "successes", "pool": "members in its pool", "both": "successes, nor a pool"}
     other = {"own": '; or set tune.trajectories = "pool"', "pool": "", "both": ""}
     return (
-        f"{path} has no {what[tune.trajectories]} whose screenshots are kept; `dart data stats {path}` tells "
-        f"how its tasks went{other[tune.trajectories]}"
+        f"{path} has no {what[tune.trajectories]} whose screenshots are still stored; `dart data stats {path}` "
+        f"shows how its tasks went{other[tune.trajectories]}"
     )

@@ -1,6 +1,6 @@
-"""Supervised training of a model folder: the `dart tune` verb.
+"""Supervised training of a model folder: `dart tune`.
 
-run_tune      reads the data, trains, writes the folder whole or not at all
+run_tune      reads the data, trains, and writes the new folder
 """
 
 from __future__ import annotations
@@ -22,61 +22,80 @@ from dart_cli.language.parsers import action_parser_identity
 from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.runtime.work_folder import refuse_other
 from dart_cli.tune.data import ActionData, ItemData, read_data
-from dart_cli.tune.defaults import Chosen, chosen
+from dart_cli.tune.defaults import Hyperparameters, choose_hyperparameters
 from dart_cli.tune.episodes import ActionExamples
-from dart_cli.tune.examples import Asked, Examples, Learned, acting, answers_of, prompts_of
-from dart_cli.tune.held_out import Measured, Meter, Outcome, Pointed, Split, fallen, split_rows
-from dart_cli.tune.output import Tuned, described, tell, tell_stopped, write_tuned
+from dart_cli.tune.examples import (
+    AnswerKind,
+    Examples,
+    ItemPrompts,
+    answers_of,
+    demonstration_config,
+    item_prompts,
+)
+from dart_cli.tune.held_out import (
+    HeldOutMeter,
+    Measurement,
+    Outcome,
+    PlaceItems,
+    Split,
+    first_and_last_loss,
+    split_rows,
+)
+from dart_cli.tune.output import (
+    TuneResult,
+    dry_run_lines,
+    print_result,
+    print_stopped,
+    write_model_folder,
+)
 from dart_cli.tune.pace import HeldOutWatch
-from dart_cli.tune.settings import TuneSettings, configured, part_of
+from dart_cli.tune.settings import TuneSettings, part_of, settings_of_config
 from dart_cli.tune.stages import interruptible, train_stages
 from dart_cli.tune.training_set import ExampleSet, LearnedRows, StepSet, TrainingSet
-from dart_cli.tune.training_state import KeptTraining
+from dart_cli.tune.training_state import TrainingFolder
 from dart_cli.tune.trajectories import Trajectories
 from dart_cli.weights.folder import folder_digest
 
 
 def run_tune(
     config: Config, *, fresh: bool = False, as_json: bool = False, dry_run: bool = False
-) -> Tuned | None:
-    """Train as a checked configuration says; None for a dry run.
+) -> TuneResult | None:
+    """Train as a checked configuration says. Return None for a dry run.
 
-    Raises UserError, ConfigError and ModelError before anything starts, and KeyboardInterrupt where a
-    signal asked it to end: a second start goes on from there.
+    Raises UserError, ConfigError and ModelError before anything starts, and KeyboardInterrupt if a signal
+    asked the process to end; a second start continues from there.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         data = read_data(config)
         if isinstance(data, Trajectories):
-            held.callback(data.close)
-            return _tune(config, _Plan(config, data, None, "completions"), fresh, as_json, dry_run)
-        if isinstance(data, ActionData):
-            plan = _Plan(acting(config), data, None, "actions")
-            return _tune(config, plan, fresh, as_json, dry_run)
-        asked = prompts_of(config, data.verifier)
-        return _tune(
-            config, _Plan(asked.config, data, asked, asked.learned), fresh, as_json, dry_run
-        )
+            stack.callback(data.close)
+            plan = _Plan(config, data, None, "completions")
+        elif isinstance(data, ActionData):
+            plan = _Plan(demonstration_config(config), data, None, "actions")
+        else:
+            prompts = item_prompts(config, data.verifier)
+            plan = _Plan(prompts.config, data, prompts, prompts.kind)
+        return _tune(config, plan, fresh=fresh, as_json=as_json, dry_run=dry_run)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is trained."""
+    """What is learned, and with which prompts."""
 
     config: Config  # with the [policy] of the prompts
     data: ItemData | ActionData | Trajectories
-    asked: (
-        Asked | None
-    )  # how items are asked; what acts is asked by [policy], or was when it was played
-    learned: Learned
+    prompts: ItemPrompts | None  # how items are asked; None for other data
+    kind: AnswerKind
 
     @property
-    def pointed(self) -> Pointed | None:
-        """The items whose places shall be hit, where the model learns to name places."""
-        if isinstance(self.data, ItemData) and self.asked and self.learned in ("pointer", "text"):
-            return Pointed(self.data.items, self.asked.answers)
+    def places(self) -> PlaceItems | None:
+        """The items whose places the model should hit, where it learns to name places."""
+        if isinstance(self.data, ItemData) and self.prompts and self.kind in ("pointer", "text"):
+            return PlaceItems(self.data.items, self.prompts.answers)
         return None
 
     def training_set(self, policy: LoadedPolicy) -> TrainingSet:
+        """Return the examples as forward passes of a loaded model."""
         config, data = self.config, self.data
         if isinstance(data, Trajectories):
             return StepSet(policy, data, config.train)
@@ -84,21 +103,24 @@ class _Plan:
         if isinstance(data, ActionData):
             acts = ActionExamples(policy, config, data.demonstrations)
             return ExampleSet(policy, acts, micro_batch)
-        assert self.asked is not None
-        examples = Examples(policy, config, data.items, answers_of(self.asked, policy))
+        assert self.prompts is not None
+        examples = Examples(policy, config, data.items, answers_of(self.prompts, policy))
         return ExampleSet(policy, examples, micro_batch)
 
 
-def _tune(config: Config, plan: _Plan, fresh: bool, as_json: bool, dry_run: bool) -> Tuned | None:
+def _tune(
+    config: Config, plan: _Plan, *, fresh: bool, as_json: bool, dry_run: bool
+) -> TuneResult | None:
+    # 1. Choose what is held out and with which hyperparameters the rest is learned.
     split = split_rows(plan.data.names, config.tune.held_out, config.run.seed)
-    use = chosen(
+    hyperparameters = choose_hyperparameters(
         config.tune,
-        rows=len(split.learned),
+        rows=len(split.learned_rows),
         parameters=shape_of(read_json(folder_of(config.model.path), "config.json")).parameters,
         lora=config.model.lora is not None,
-        points=plan.learned == "pointer",
+        points=plan.kind == "pointer",
     )
-    settings = _settings(plan, use, split)
+    settings = _settings(plan, hyperparameters, split)
     console = Console(markup=False, highlight=False)
     out = config.tune.out
     assert out is not None
@@ -106,12 +128,14 @@ def _tune(config: Config, plan: _Plan, fresh: bool, as_json: bool, dry_run: bool
     if not fresh:
         refuse_other(part, settings)
     if dry_run:
-        for subject, text in described(plan.config, use, plan.learned, plan.data.told, split):
+        lines = dry_run_lines(plan.config, hyperparameters, plan.kind, plan.data.description, split)
+        for subject, text in lines:
             console.print(f"{subject + ':':<10} {text}", soft_wrap=True)
-        if use.line:
-            console.print(use.line, soft_wrap=True)
+        if hyperparameters.line:
+            console.print(hyperparameters.line, soft_wrap=True)
         console.print("valid; nothing was started")
         return None
+    # 2. Load the model.
     torch.manual_seed(config.run.seed)
     policy = load_policy(
         config.model.path,
@@ -123,66 +147,91 @@ def _tune(config: Config, plan: _Plan, fresh: bool, as_json: bool, dry_run: bool
         adapters=config.model.adapters,
     )
     training_set = plan.training_set(policy)
-    with KeptTraining(part, settings, fresh=fresh) as kept:
-        if use.line:
-            sys.stderr.write(f"{use.line}\n")
-        meter = Meter(plan.config, policy, training_set, split.held, use.batch, plan.pointed)
-        watch = HeldOutWatch(meter.measure, len(split.held))
-        before: Measured | None = None
+    # 3. Measure, train, and measure again.
+    with TrainingFolder(part, settings, fresh=fresh) as training_folder:
+        if hyperparameters.line:
+            sys.stderr.write(f"{hyperparameters.line}\n")
+        meter = HeldOutMeter(
+            plan.config,
+            policy,
+            training_set,
+            split.heldout_rows,
+            batch=hyperparameters.batch,
+            places=plan.places,
+        )
+        watch = HeldOutWatch(meter.measure, len(split.heldout_rows))
+        before: Measurement | None = None
         try:
             with interruptible():
-                before = kept.measured(watch.measure_first) if split.held else None
-                learned = LearnedRows(training_set, split.learned)
-                train_stages(config, use, plan.learned, policy, learned, kept, watch)
-                after = watch.measure() if split.held else None
+                if split.heldout_rows:
+                    before = training_folder.first_measurement(watch.measure_first)
+                train_stages(
+                    config,
+                    hyperparameters,
+                    plan.kind,
+                    policy,
+                    LearnedRows(training_set, split.learned_rows),
+                    training_folder,
+                    watch,
+                )
+                after = watch.measure() if split.heldout_rows else None
         except KeyboardInterrupt:
-            tell_stopped(console, kept, before, watch, as_json=as_json)
+            print_stopped(console, training_folder, before, watch, as_json=as_json)
             raise
-        curve = kept.curve()
+        # 4. Write the new folder, and remove that of the training.
+        curve = training_folder.curve()
+        first_loss, last_loss = first_and_last_loss(curve)
         outcome = Outcome(
-            len(split.held), split.groups, plan.pointed is not None, before, after, *fallen(curve)
+            rows=len(split.heldout_rows),
+            groups=split.heldout_groups,
+            names_places=plan.places is not None,
+            before=before,
+            after=after,
+            first_loss=first_loss,
+            last_loss=last_loss,
         )
-        trained = Tuned(
-            out,
-            len(plan.data),
-            sum(updates for updates, _ in kept.progress.stages),
-            sum(seconds for _, seconds in kept.progress.stages),
-            curve,
-            use,
-            outcome,
+        result = TuneResult(
+            out=out,
+            examples=len(plan.data),
+            updates=sum(updates for updates, _ in training_folder.progress.stages),
+            seconds=sum(seconds for _, seconds in training_folder.progress.stages),
+            curve=curve,
+            hyperparameters=hyperparameters,
+            outcome=outcome,
         )
         verifier = plan.data.verifier if isinstance(plan.data, ItemData) else None
-        write_tuned(config, policy, settings, trained, verifier)
-        kept.remove()
+        write_model_folder(config, policy, settings, result, verifier)
+        training_folder.remove()
     if as_json:
-        sys.stdout.write(f"{json.dumps(trained.summary())}\n")
+        sys.stdout.write(f"{json.dumps(result.summary())}\n")
     else:
-        tell(console, trained, plan.data.told)
-    return trained
+        print_result(console, result, plan.data.description)
+    return result
 
 
-def _settings(plan: _Plan, use: Chosen, split: Split) -> TuneSettings:
-    config, asked = plan.config, plan.asked
-    is_prompted = plan.learned != "completions"
+def _settings(plan: _Plan, hyperparameters: Hyperparameters, split: Split) -> TuneSettings:
+    """Return everything that the trained weights will depend on."""
+    config, prompts = plan.config, plan.prompts
+    is_prompted = plan.kind != "completions"
     policy = config.policy
-    name = asked.answers.name if asked else policy.action_parser
-    by_policy = policy.model_dump_json() if plan.learned == "actions" else ""
+    name = prompts.answers.name if prompts else policy.action_parser
+    by_policy = policy.model_dump_json() if plan.kind == "actions" else ""
     return TuneSettings(
-        learned=plan.learned,
+        learned=plan.kind,
         data_digest=plan.data.digest,
         examples=len(plan.data),
-        held_out=tuple(split.held),
+        held_out=tuple(split.heldout_rows),
         model_digest=folder_digest(folder_of(config.model.path), config.model.adapters),
         action_parser=action_parser_identity(name) if is_prompted else "",
         prompt=json.dumps([policy.system_prompt, policy.template, policy.part_order])
-        if asked
+        if prompts
         else by_policy,
         coordinates=policy.coordinates if is_prompted else "",
         max_pixels=screens_of(config).max_pixels if is_prompted else 0,
-        epochs=use.epochs,
-        batch=use.batch,
-        lr=use.lr,
-        lr_head=use.lr_head,
+        epochs=hyperparameters.epochs,
+        batch=hyperparameters.batch,
+        lr=hyperparameters.lr,
+        lr_head=hyperparameters.lr_head,
         device=pick_device(config.train.device).type,
-        **configured(config, plan.learned),
+        **settings_of_config(config, plan.kind),
     )

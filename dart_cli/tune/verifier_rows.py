@@ -1,15 +1,16 @@
 """Rows for a verifier, from any grounding set: pictures with a mark, and whether it is in the right place.
 
-make_rows        writes the rows of a set: the `dart model verifier-rows` verb
+make_rows        writes the rows of a set: `dart model verifier-rows`
 reach_of         how far the crop around a mark reaches, by the screenshots of a set
-read_rows        reads them as items; the region of one whose mark is wrong is None
+read_rows        reads rows as items; an item whose mark is wrong has no region
 
-FOLDER/rows.json [{"img_filename", "instruction", "correct", "kind", "source", "point"}], FOLDER/images,
-FOLDER/verifier.json: how the pictures were made.
+A folder has rows.json [{"img_filename", "instruction", "correct", "kind", "source", "point", "size"}], the
+pictures in images/, and verifier.json with the settings by which the pictures were made.
 
-Of each item: a mark at the centre and one elsewhere in the region (right), one on another element of the same
-screenshot, the nearest ones first, and one just beside the region (wrong). A screenshot with a single element
-has two marks beside it. The original left near neighbours out and marked places anywhere.
+Each item gives two right marks, at the centre of its region and elsewhere in it, and two wrong ones: on
+another element of the same screenshot, preferably a near one, and just beside the region. On a screenshot
+with a single element both wrong marks are beside it. The original method left near neighbours out and marked
+arbitrary places.
 """
 
 from __future__ import annotations
@@ -38,35 +39,37 @@ from envs.contract.blobs import content_hash
 ROWS, IMAGES = "rows.json", "images"
 
 BESIDE = (1.0, 3.0)
-"""Nearest and farthest mark beside a region, in half sides of it from its edge; at least LEAST pixels."""
+"""Least and greatest distance of a mark beside a region from its edge, in half sides of the region."""
 LEAST = 6.0
+"""Least length of a half side in this unit, pixels."""
 TRIES = 64
+"""Random places that are tried before a mark is left out."""
 
 
 class Row(StoredModel):
-    """One picture and its answer."""
+    """One picture and its answer, as it is stored."""
 
     img_filename: str
     instruction: str = Field(min_length=1)
     correct: bool
     kind: str  # centre, inside, neighbour, beside
-    source: str  # the item that it was made of
+    source: str  # id of the item that it was made from
     point: tuple[float, float]  # pixels of the item's screenshot
     size: tuple[int, int]  # of the picture
 
 
 @dataclass(frozen=True)
 class VerifierRows:
-    """Rows as they were read."""
+    """The rows of a folder, as items."""
 
     items: list[Item]
     digest: str
 
 
 def reach_of(data: Path, layout: str = "") -> int:
-    """Return a sixth of the shorter side of the set's middle screenshot, pixels. Raises UserError.
+    """Return a sixth of the shorter side of the set's median screenshot, pixels. Raises UserError.
 
-    A crop of a third of the screen, in which the mark is large; shown whole screens, a verifier learned
+    The crop is then a third of the screen, in which the mark is large. With whole screens, a verifier learned
     nothing in the same time (docs/pointing.md).
     """
     sides = sorted(min(item.size) for item in read_set(data, layout).items)
@@ -83,20 +86,21 @@ def make_rows(
     limit: int = 0,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, int]:
-    """Write the rows of a grounding set; how many of each kind. Raises UserError."""
+    """Write the rows of a grounding set, and return their number by kind. Raises UserError."""
     refuse_filled(out)
-    told = read_set(data, layout)
-    items = [item for item in told.items if item.region is not None]
+    grounding_set = read_set(data, layout)
+    items = [item for item in grounding_set.items if item.region is not None]
     if not items:
         raise UserError(f"{data} has no items that name a place; is it the whole set?")
     items = items[:limit] if limit else items
-    beside: dict[Picture, list[Item]] = defaultdict(list)
+    by_screenshot: dict[Picture, list[Item]] = defaultdict(list)
     for item in items:
-        beside[item.image].append(item)
+        by_screenshot[item.image].append(item)
     (out / IMAGES).mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     for item in items:
-        rows += _rows_of(item, beside[item.image], out, spec, Random(f"{seed}/{item.id}"))  # noqa: S311
+        rng = Random(f"{seed}/{item.id}")  # noqa: S311 - repeatable on purpose
+        rows += _rows_of(item, by_screenshot[item.image], out, spec, rng)
         advance(1)
     spec.write(out)
     content = json.dumps([row.model_dump() for row in rows], indent=1)
@@ -107,13 +111,19 @@ def make_rows(
 
 
 def marks(item: Item, others: Sequence[Item], rng: Random) -> list[tuple[str, Point]]:
-    """(kind, place) of an item's marks; `others` are the items of the same screenshot."""
+    """Return the (kind, place) of an item's marks; `others` are the items of the same screenshot."""
     assert item.region is not None
     box = visible_box(item)
     centre = (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
-    found: list[tuple[str, Point]] = [("centre", centre)] if item.region.contains(centre) else []
-    inside = _drawn(lambda: (rng.uniform(box.x0, box.x1), rng.uniform(box.y0, box.y1)), item, True)
-    found += [("inside", inside)] if inside else []
+    # 1. Right marks
+    right: list[tuple[str, Point]] = [("centre", centre)] if item.region.contains(centre) else []
+
+    def place_in_box() -> Point:
+        return rng.uniform(box.x0, box.x1), rng.uniform(box.y0, box.y1)
+
+    inside = _first_fit(place_in_box, item, is_inside=True)
+    right += [("inside", inside)] if inside else []
+    # 2. As many wrong ones
     wrong: list[tuple[str, Point]] = []
     centres = [_centre(other) for other in others if other.region is not None]
     near = sorted(
@@ -122,12 +132,12 @@ def marks(item: Item, others: Sequence[Item], rng: Random) -> list[tuple[str, Po
     )
     if near:  # the nearest most often
         wrong.append(("neighbour", near[min(int(rng.expovariate(1.0)), len(near) - 1)]))
-    while len(wrong) < len(found):
-        place = _drawn(lambda: _near_edge(box, item.size, rng), item, False)
+    while len(wrong) < len(right):
+        place = _first_fit(lambda: _near_edge(box, item.size, rng), item, is_inside=False)
         if place is None:  # the region is the whole screen
             break
         wrong.append(("beside", place))
-    return [*found, *wrong]
+    return [*right, *wrong]
 
 
 def _rows_of(
@@ -162,19 +172,19 @@ def _centre(item: Item) -> Point:
     return (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
 
 
-def _drawn(draw: Callable[[], Point], item: Item, inside: bool) -> Point | None:
-    """Return the first drawn place on the screenshot that is in the item's region, or beside it."""
+def _first_fit(draw: Callable[[], Point], item: Item, *, is_inside: bool) -> Point | None:
+    """Return the first random place on the screenshot inside the region, or outside; None after TRIES."""
     assert item.region is not None
     wide, high = item.size
     for _ in range(TRIES):
         x, y = draw()
-        if 0 <= x < wide and 0 <= y < high and item.region.contains((x, y)) == inside:
+        if 0 <= x < wide and 0 <= y < high and item.region.contains((x, y)) == is_inside:
             return x, y
     return None
 
 
 def _near_edge(box: Box, size: tuple[int, int], rng: Random) -> Point:
-    """Return a place beside one edge of the box."""
+    """Return a random place beside one edge of the box."""
     half = max((box.x1 - box.x0) / 2, LEAST), max((box.y1 - box.y0) / 2, LEAST)
     away = rng.uniform(*BESIDE)
     x, y = rng.uniform(box.x0, box.x1), rng.uniform(box.y0, box.y1)

@@ -77,7 +77,7 @@ def test_export_and_import_by_the_command_line(
         assert run("export", config.run.dir, tmp_path / "out") == 0  # beside a live writer
     assert "2 trajectories, 2 steps" in capsys.readouterr().out
     assert run("export", config.run.dir, tmp_path / "none", "--pool", "--outcome", "fail") == 2
-    assert "--pool exports successes alone" in capsys.readouterr().err
+    assert "--pool exports successes only" in capsys.readouterr().err
     assert run("import", path, tmp_path / "out", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["joined"], told["not_passed"]) == (1, 1)

@@ -20,12 +20,12 @@ def test_a_stall_is_written_once_and_again_when_it_is_over(
 ) -> None:
     display = LiveDisplay()
     for run in (stalled("40 groups"), stalled("48 groups"), stalled(), stalled("50 groups")):
-        display.tell_stalls(run)
+        display.report_stalls(run)
     lines = [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()]
     assert lines == [
         "needs attention: 40 groups",
         "over: 48 groups",
         "needs attention: 50 groups",
     ]
-    display.tell_stalls(stalled(stopping=True))
+    display.report_stalls(stalled(stopping=True))
     assert capsys.readouterr().err == ""

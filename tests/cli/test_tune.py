@@ -10,7 +10,7 @@ import pytest
 from dart_cli.cli.main import main
 from dart_cli.config.schema import Config
 from dart_cli.runtime.work_folder import SETTINGS
-from dart_cli.tune.settings import TuneSettings, configured
+from dart_cli.tune.settings import TuneSettings, settings_of_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +71,7 @@ def test_the_shipped_example_is_read_in_another_folder(
         (["--set", "tune.epoch=1"], "did you mean tune.epochs? (--set tune.epoch=1 over defaults)"),
         (
             ["--data", "a", "--out", "o"],
-            "tune.data names a, which is not there; name what is there",
+            "tune.data names a, which does not exist; name an existing file",
         ),
     ],
 )
@@ -92,7 +92,9 @@ def test_a_mistake_is_one_line_before_anything_starts(
 def begin(folder: Path) -> None:
     """Leave a folder as a training of the defaults does that was stopped."""
     folder.mkdir()
-    settings = dict.fromkeys(TuneSettings.model_fields, "") | configured(Config(), "completions")
+    settings = dict.fromkeys(TuneSettings.model_fields, "") | settings_of_config(
+        Config(), "completions"
+    )
     settings |= {"learned": "completions", "examples": 9, "held_out": (), "max_pixels": 0}
     settings |= {"epochs": 7.0, "batch": 8, "lr": 1e-3, "lr_head": 3e-3}
     (folder / SETTINGS).write_text(TuneSettings.model_validate(settings).model_dump_json())
@@ -160,4 +162,4 @@ def test_the_first_sentence_of_the_help_names_supervised_fine_tuning(
 ) -> None:
     assert run("--help") == 0
     page = " ".join(capsys.readouterr().out.split())
-    assert "Supervised fine-tuning (SFT) of a model folder on recorded episodes." in page
+    assert "Run supervised fine-tuning (SFT) of a model folder, on recorded episodes" in page

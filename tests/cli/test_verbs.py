@@ -167,7 +167,7 @@ def test_a_help_page_fills_its_lines_whatever_the_source_wraps_at() -> None:
         timeout=PATIENCE_S,
         check=True,
     ).stdout
-    assert "With --ray each runs where the cluster has room for it;" in page
+    assert "A run that was stopped continues where it was. Ctrl-C ends all processes" in page
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -8,9 +8,9 @@ import pytest
 
 from bus.errors import ConfigError
 from dart_cli.config import devices
-from dart_cli.config.devices import gpu_names, gpus_of, listed_gpus, shared_out, visible_gpus
+from dart_cli.config.devices import divide_gpus, gpu_names, gpus_of, listed_gpus, visible_gpus
 from dart_cli.config.dry_run import describe
-from dart_cli.config.rules import Finding, found_in
+from dart_cli.config.rules import Finding, broken_rules
 from dart_cli.config.rules.machine import GPUS, NCCL, OF_UP, TRAINER, WORKERS
 from dart_cli.config.schema import Config
 from dart_cli.runtime.commands import placement
@@ -41,13 +41,13 @@ def config_of(**sections: dict[str, Any]) -> Config:
 
 def gpu_mistakes(config: Config) -> list[Finding]:
     """Wherever it is read."""
-    return list(found_in(GPUS, config))
+    return list(broken_rules(GPUS, config))
 
 
 def device_mistakes(config: Config, role: str) -> list[Finding]:
     """On this machine."""
     tables = [table for table in (WORKERS, TRAINER, NCCL) if role in table.roles]
-    return [found for table in tables for found in found_in(table, config)]
+    return [found for table in tables for found in broken_rules(table, config)]
 
 
 def test_each_process_gets_its_gpus_in_order() -> None:
@@ -149,7 +149,7 @@ def test_places_are_looked_up_once(visible: str | None, worker: str, seen: str) 
         ("0,1,2", "train", "for train alone it may list just 4"),
         ("6", "rollout-1", "up.rollout_gpus = [6, 7] for rollout-1 names places 6, 7 of"),
         ("", "rollout-0", "and no GPU is visible; list GPUs there"),
-        (None, "eval-1", "there are; or start it with CUDA_VISIBLE_DEVICES set to its own"),
+        (None, "eval-1", "exist; or start it with CUDA_VISIBLE_DEVICES set to its own"),
     ],
 )
 def test_a_process_without_its_gpus_is_refused_with_the_cure(
@@ -172,19 +172,19 @@ def test_ranks_of_torchrun_choose_by_themselves() -> None:
 def test_a_side_without_a_list_gets_gpus_that_the_other_has_not() -> None:
     none: dict[str, Any] = {"train_gpus": [], "rollout_gpus": []}
     unnamed = config_of(up=none)
-    assert shared_out(config_of(), 8) == ([0, 1, 2, 3], [4, 5, 6, 7])
-    assert shared_out(unnamed, 8) == ([0, 1, 2, 3], [4, 5, 6, 7])
-    assert shared_out(unnamed, 11) == ([0, 1, 2, 3], [4, 5, 6, 7, 8, 9])  # later workers have some
-    assert shared_out(unnamed, 7) == ([], [])
-    assert shared_out(unnamed, None) == ([], [])
-    assert shared_out(config_of(up={"rollout_gpus": []}), 7) == ([0, 1, 2, 3], [])
-    assert shared_out(config_of(up=none | {"train_gpus": [4, 5, 6, 7]}), 8)[1] == [0, 1, 2, 3]
-    assert shared_out(config_of(up=none | {"rollout_gpus": [0, 1, 2, 3]}), 8)[0] == [4, 5, 6, 7]
+    assert divide_gpus(config_of(), 8) == ([0, 1, 2, 3], [4, 5, 6, 7])
+    assert divide_gpus(unnamed, 8) == ([0, 1, 2, 3], [4, 5, 6, 7])
+    assert divide_gpus(unnamed, 11) == ([0, 1, 2, 3], [4, 5, 6, 7, 8, 9])  # later workers have some
+    assert divide_gpus(unnamed, 7) == ([], [])
+    assert divide_gpus(unnamed, None) == ([], [])
+    assert divide_gpus(config_of(up={"rollout_gpus": []}), 7) == ([0, 1, 2, 3], [])
+    assert divide_gpus(config_of(up=none | {"train_gpus": [4, 5, 6, 7]}), 8)[1] == [0, 1, 2, 3]
+    assert divide_gpus(config_of(up=none | {"rollout_gpus": [0, 1, 2, 3]}), 8)[0] == [4, 5, 6, 7]
     on_cpu = config_of(up=none, train={"device": "cpu"})
-    assert shared_out(on_cpu, 4) == ([], [0, 1, 2, 3])
-    assert shared_out(config_of(up=none, rollout={"engine": "scripted"}), 8) == ([0, 1, 2, 3], [])
+    assert divide_gpus(on_cpu, 4) == ([], [0, 1, 2, 3])
+    assert divide_gpus(config_of(up=none, rollout={"engine": "scripted"}), 8) == ([0, 1, 2, 3], [])
     for section in ({"bus": {"host": "127.0.0.1"}}, {"rollout": {"device": "cuda:1"}}):
-        assert shared_out(config_of(up=none, **section), 16) == ([], [])
+        assert divide_gpus(config_of(up=none, **section), 16) == ([], [])
 
 
 def test_a_device_by_number_is_one_of_the_list() -> None:
@@ -206,14 +206,14 @@ def test_the_dry_run_shows_what_each_process_will_see(monkeypatch: pytest.Monkey
 def test_numbers_beyond_the_hosts_gpus_are_refused_without_a_list(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert not list(found_in(OF_UP, config_of()))  # a laptop: the plan is of another machine
+    assert not list(broken_rules(OF_UP, config_of()))  # a laptop: the plan is of another machine
     monkeypatch.setattr(devices, "_host_gpus", lambda: 6)
-    [found] = found_in(OF_UP, config_of())
+    [found] = broken_rules(OF_UP, config_of())
     assert str(found) == (
-        "up.rollout_gpus = [4, 5, 6, 7] names GPU 6, 7, and this host has GPU 0 to 5; name those that there are"
+        "up.rollout_gpus = [4, 5, 6, 7] names GPU 6, 7, and this host has GPU 0 to 5; name GPUs that exist"
     )
     monkeypatch.setattr(devices, "_host_gpus", lambda: None)
-    assert not list(found_in(OF_UP, config_of()))
+    assert not list(broken_rules(OF_UP, config_of()))
 
 
 def test_a_run_that_is_typed_by_hand_names_the_same_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_nccl_is_for_processes_with_a_gpu_each(monkeypatch: pytest.MonkeyPatch) 
     assert 'set "gloo"' in told(0, **apart, up=one)
     monkeypatch.setenv(devices.VISIBLE, "GPU-a,GPU-b")
     assert not told(8, up=none)  # of this process alone, perhaps
-    [whole] = found_in(OF_UP, config_of(**BY_NCCL, up=none))
+    [whole] = broken_rules(OF_UP, config_of(**BY_NCCL, up=none))
     assert "would share one" in str(whole)
 
 

@@ -23,7 +23,7 @@ ARMS: list[dict[str, Any]] = [
     {},
     {"max_open_groups": 12},
     {"scheduling": "batch", "max_staleness": 0},
-    {"scheduling": "april", "groups_per_batch": 10, "over_provision": 1.1},
+    {"scheduling": "april", "groups_per_batch": 10},
     {"scheduling": "oversample"},
 ]
 
@@ -63,7 +63,7 @@ def test_the_dry_run_shows_how_many_ports_a_run_over_tcp_takes() -> None:
     config = Config.model_validate({"bus": {"host": "127.0.0.1", "port": 7800}})
     ports = {int(each.rpartition(":")[2]) for each in run_endpoints(config).overrides.values()}
     assert ports == {7800, 7801, 7802, 7803}
-    data = "data at tcp://127.0.0.1:7800 and the two ports above"
+    data = "data service at tcp://127.0.0.1:7800 and the two ports above"
     assert dict(describe(config))["bus"] == f"{data} (loopback, no keys)"
     broadcast = config.model_copy(update={"weights": WeightsConfig(channel="gloo")})
     assert dict(describe(broadcast))["bus"].startswith(f"{data}, the trainer at the third (")
@@ -93,15 +93,10 @@ def test_the_dry_run_shows_the_keys_that_differ_from_their_defaults() -> None:
 
 def test_settings_that_nothing_reads_are_told_with_what_reads_them() -> None:
     assert "warning" not in dict(describe(Config()))
-    changed: dict[str, Any] = {
-        "data": {"baseline_margin": 0.1, "over_provision": 1.5},
-    }
+    changed: dict[str, Any] = {"data": {"tracker_margin": 0.1}}
     told = dict(describe(Config.model_validate(changed)))["warning"]
-    assert told == (
-        "no effect: data.baseline_margin (only with data.advantage by running baselines), data.over_provision (only "
-        'with data.scheduling = "april" or "oversample")'
-    )
-    changed["data"] |= {"group_size": 1, "advantage": "task_baseline", "scheduling": "april"}
+    assert told == "no effect: data.tracker_margin (only with data.advantage by trackers)"
+    changed["data"] |= {"group_size": 1, "advantage": "task_tracker"}
     assert "warning" not in dict(describe(Config.model_validate(changed)))
 
 

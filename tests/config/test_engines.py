@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from bus.errors import ConfigError
-from dart_cli.config.devices import made_by_own
-from dart_cli.config.rules import found_in
+from dart_cli.config.devices import make_own
+from dart_cli.config.rules import broken_rules
 from dart_cli.config.rules.policy import OWN_ENGINE, VLLM
 from dart_cli.config.schema import Config
 from tests.config.mistakes import Case, assert_one_line, write
@@ -51,7 +51,7 @@ def test_a_vllm_of_another_minor_version_is_refused_with_the_cure(
     found: tuple[str, str] | None, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dart_cli.config.devices.vllm_installed", lambda: found)
-    told = [str(each) for each in found_in(VLLM, config("vllm"))]
+    told = [str(each) for each in broken_rules(VLLM, config("vllm"))]
     assert len(told) == bool(cause)
     assert all(cause in each and "pip install 'vllm>=0.32,<0.33'" in each for each in told)
 
@@ -71,7 +71,7 @@ def test_an_engine_of_a_users_own_is_looked_at_before_anything_starts(
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text(code)
-    told = list(found_in(OWN_ENGINE, config(f"{file}:Mine")))
+    told = list(broken_rules(OWN_ENGINE, config(f"{file}:Mine")))
     assert [each.subject for each in told] == ["rollout.engine"] * bool(cause)
     assert all(each.text.startswith("cannot be used: ") and cause in str(each) for each in told)
 
@@ -86,9 +86,9 @@ def test_a_class_or_a_function_of_a_users_own_is_called_with_the_configuration(
     file = tmp_path / "mine.py"
     file.write_text(code)
     given = config(f"{file}:Mine")
-    assert made_by_own("rollout.engine", f"{file}:Mine", given, str) == str(given)
+    assert make_own("rollout.engine", f"{file}:Mine", given, str) == str(given)
     with pytest.raises(ConfigError, match=r"returned (Mine|str), not a"):
-        made_by_own("rollout.engine", f"{file}:Mine", given, int)
+        make_own("rollout.engine", f"{file}:Mine", given, int)
 
 
 def test_an_unknown_engine_is_an_error_that_names_the_known_ones() -> None:

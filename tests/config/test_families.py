@@ -14,14 +14,14 @@ from dart_cli.config.families import (
     FAMILIES,
     PROMPTS,
     VALUES,
+    origin_line,
     origins,
     recognise,
-    told,
     values_of,
 )
 from dart_cli.config.load import config_of_model, load_config
 from dart_cli.config.model_folder import screens_of
-from dart_cli.config.rules import found_in
+from dart_cli.config.rules import broken_rules
 from dart_cli.config.rules.policy import POLICY
 from dart_cli.config.schema import ACTION_PARSERS, Config, PolicyConfig
 from dart_cli.doctor.run_checks import family
@@ -144,8 +144,8 @@ def test_a_key_that_the_user_sets_wins_and_all_others_are_the_familys(tmp_path: 
     )
     assert screens_of(config) == (32, 65_536, 2_000_000)
     assert policy.system_prompt == (PROMPTS / "qwen3-vl.system.txt").read_text(encoding="utf-8")
-    assert list(found_in(POLICY, config)) == []
-    shown = {each.key: told(each) for each in origins(config)}
+    assert list(broken_rules(POLICY, config)) == []
+    shown = {each.key: origin_line(each) for each in origins(config)}
     assert list(shown) == list(VALUES)
     assert shown["history_images"] == "2 (set by you)"
     assert shown["action_parser"] == "'toolcall' (family qwen3-vl)"
@@ -195,7 +195,7 @@ def test_each_family_is_whole(name: str, tmp_path: Path) -> None:
     config = Config.model_validate(
         {"policy": {"family": name, **values}, "model": {"path": str(tmp_path)}}
     )
-    assert list(found_in(POLICY, config)) == []
+    assert list(broken_rules(POLICY, config)) == []
 
 
 def test_every_prompt_is_of_a_family() -> None:

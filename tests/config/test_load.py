@@ -100,7 +100,6 @@ OVERRIDES = [
     ("model.path=no/such/folder", "model.path is no folder"),
     ("env.tasks=mini/popup", 'env.tasks must be a list in brackets, e.g. ["a", "b"]'),
     ("up.train_gpus=0", "or [0, 1], got 0"),
-    ("train.micro_batch=4", "train.micro_batch is gone; train.pack_tokens bounds"),
 ]
 
 

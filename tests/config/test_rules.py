@@ -11,7 +11,7 @@ from bus.errors import ConfigError
 from bus.messages import Role
 from dart_cli.config.devices import visible_gpus
 from dart_cli.config.load import load_config
-from dart_cli.config.rules import found_in
+from dart_cli.config.rules import broken_rules
 from dart_cli.config.rules.check import check_config, find_mistakes
 from dart_cli.config.rules.policy import MODEL
 from dart_cli.config.rules.tasks import unjudged_problem
@@ -77,12 +77,6 @@ CASES = [
         '[env]\nobserve = ["screenshot", "accessibility"]\n',
         "env.observe",
         "suite mini gives no 'accessibility'; it gives screenshots alone",
-    ),
-    Case(
-        "texts without turns",
-        "[policy]\nhistory_texts = 3\n",
-        "policy.history_texts",
-        "set policy.history_turns >= 2",
     ),
     Case(
         "misspelt action parser",
@@ -472,7 +466,9 @@ def test_gpus_are_counted_as_cuda_would(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_folder_without_its_file_is_no_verifier() -> None:
     policy = PolicyConfig(pointing="pointer", verifier="builtin:tiny")
     [mistake] = (
-        each for each in found_in(MODEL, Config(policy=policy)) if each.subject == "policy.verifier"
+        each
+        for each in broken_rules(MODEL, Config(policy=policy))
+        if each.subject == "policy.verifier"
     )
     assert "is no verifier: it has no verifier.json" in str(mistake)
 

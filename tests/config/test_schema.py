@@ -113,7 +113,7 @@ def test_every_number_that_sizes_something_has_an_upper_bound() -> None:
 
 SLIPS = [
     *("env.slots = 1000000000000", "rollout.threads = 10000", "train.threads = 100000000000"),
-    *("rollout.max_tokens = 100000000", "data.max_gb = 0.0", "env.memory_mb = 1"),
+    *("rollout.max_tokens = 100000000", "data.max_gb = 0.0"),
     *('run.dir = "/proc/x"', 'run.dir = "/dev/null/x"', 'run.dir = "a\\nb"'),
     'weights.directory = "/proc/w"',
 ]

@@ -37,7 +37,6 @@ ANSWERS = [
     ("algorithm.gamma=0.9", "gamma: nothing is discounted"),
     ("sampling.max_tokens=1", "max_tokens is rollout.max_tokens"),
     ("trian.lr=1", "unknown section [trian]; did you mean train?"),
-    ("train.epochs=3", "train.epochs is gone"),
 ]
 
 

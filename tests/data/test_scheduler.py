@@ -107,10 +107,8 @@ def test_in_the_trainers_turn_nothing_is_leased_and_the_wait_has_a_reason(
     ("data", "most"),
     [
         ({"scheduling": "batch", "groups_per_batch": 3}, 3),
-        ({"scheduling": "april", "groups_per_batch": 4, "over_provision": 1.5}, 6),
-        ({"scheduling": "april", "groups_per_batch": 3, "over_provision": 1.5}, 5),
-        ({"scheduling": "april", "groups_per_batch": 10, "over_provision": 1.1}, 11),
-        ({"scheduling": "april", "groups_per_batch": 4, "over_provision": 1.0}, 4),
+        ({"scheduling": "april", "groups_per_batch": 4}, 8),
+        ({"scheduling": "oversample", "groups_per_batch": 3}, 6),
         ({"scheduling": "april", "groups_per_batch": 4, "max_staleness": 0}, 4),
         ({"scheduling": "batch", "groups_per_batch": 3, "max_open_groups": 2}, 2),
         ({"scheduling": "rollout", "groups_per_batch": 3, "max_staleness": 2}, 9),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from math import ceil
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 
 from bus.messages import Batch, Lease, LeaseRequest, Outcome
 from bus.weights import SyncDone, WeightsPublished
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import OVER_PROVISION, Config
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data import ledger, pool
 from dart_cli.data.ledger import Ledger
@@ -340,7 +339,6 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
         "advantage": draw(by_baseline) if size == 1 else "group_std",
         "task_sampling": draw(st.sampled_from(["frontier", "deviation"])),
         "scheduling": scheduling,
-        "over_provision": draw(st.sampled_from([1.0, 1.5, 2.0])),
         "max_staleness": draw(st.sampled_from([0, 1, 4])),
         "early_stop": size > 1 and draw(st.booleans()),
         "publish_every": draw(st.sampled_from([1, 3])),
@@ -436,7 +434,7 @@ REASONS = {"all_success", "all_fail", "single_member", "no_valid_member"}
 def test_april_loses_no_finished_trajectory_and_recycles_what_is_unfinished(
     tmp_path: Path, seed: int
 ) -> None:
-    config = a_config(tmp_path / "run", scheduling="april", over_provision=2.0, max_staleness=20)
+    config = a_config(tmp_path / "run", scheduling="april", max_staleness=20)
     with open_store(config.run.dir) as store:
         world = World(config, store, seed, slots=16, invalid=0.0)
         world.go_on(8)
@@ -452,7 +450,6 @@ def test_without_recycling_what_is_unfinished_is_dropped_as_surplus(tmp_path: Pa
     config = a_config(
         tmp_path / "run",
         scheduling="oversample",
-        over_provision=2.0,
         max_staleness=20,
     )
     with open_store(config.run.dir) as store:

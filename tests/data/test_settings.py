@@ -235,12 +235,12 @@ def test_a_run_that_goes_on_keeps_what_was_used_until_its_reader_joins_again(
 def test_a_path_is_compared_by_where_it_leads_and_never_with_another_host() -> None:
     here = Path.cwd()
     mine = Settings({"model.path": "models/a"}, "box", str(here))
-    assert Settings({"model.path": str(here / "models" / "a")}, "box", "/").is_as(
+    assert Settings({"model.path": str(here / "models" / "a")}, "box", "/").agrees(
         mine, "model.path"
     )
-    assert not Settings({"model.path": "models/a/b"}, "box", str(here)).is_as(mine, "model.path")
-    assert Settings({"model.path": "/elsewhere/a"}, "gpu-box", "/").is_as(mine, "model.path")
-    assert not Settings({"policy.template": "a/b"}, "box", "/a").is_as(mine, "policy.template")
+    assert not Settings({"model.path": "models/a/b"}, "box", str(here)).agrees(mine, "model.path")
+    assert Settings({"model.path": "/elsewhere/a"}, "gpu-box", "/").agrees(mine, "model.path")
+    assert not Settings({"policy.template": "a/b"}, "box", "/a").agrees(mine, "policy.template")
 
 
 def test_only_a_host_with_the_model_folder_knows_what_auto_means() -> None:
@@ -251,8 +251,8 @@ def test_only_a_host_with_the_model_folder_knows_what_auto_means() -> None:
         "/",
     )
     for key in ("policy.family", "policy.action_parser", "policy.history_images"):
-        assert resolved.is_as(without, key)
-    assert not resolved.is_as(Settings({}, "box", "/"), "policy.action_parser")
+        assert resolved.agrees(without, key)
+    assert not resolved.agrees(Settings({}, "box", "/"), "policy.action_parser")
 
 
 @pytest.mark.parametrize(

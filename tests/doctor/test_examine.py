@@ -112,7 +112,7 @@ def test_a_file_that_is_no_configuration_is_an_error_and_the_host_is_examined_al
 
 def test_an_episode_needs_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor("--play") == 2
-    assert "--play needs to know what" in capsys.readouterr().err
+    assert "--play needs a run; add its TOML file" in capsys.readouterr().err
 
 
 def test_an_environment_that_breaks_is_an_error_with_its_words(

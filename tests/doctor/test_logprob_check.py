@@ -166,7 +166,7 @@ def test_without_a_model_there_is_nothing_to_compare() -> None:
 
 def test_parity_needs_a_target(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor("--parity") == 2
-    assert "--parity needs to know what" in capsys.readouterr().err
+    assert "--parity needs a run; add its TOML file" in capsys.readouterr().err
 
 
 def test_a_model_folder_has_no_tasks_to_play(

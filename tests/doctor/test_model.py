@@ -67,4 +67,4 @@ def test_a_nan_is_named_with_its_tensor(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_values_need_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor("--values") == 2
-    assert "--values needs to know what" in capsys.readouterr().err
+    assert "--values needs a run; add its TOML file" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 
 from dart_cli.config.architecture import shape_of
 from dart_cli.config.load import load_config
-from dart_cli.config.rules import found_in
+from dart_cli.config.rules import broken_rules
 from dart_cli.config.rules.machine import GPUS
 from dart_cli.config.schema import VllmConfig
 from dart_cli.doctor.fit import HostCapacity
@@ -205,7 +205,7 @@ def test_a_shipped_configuration_fits_eight_gpus(name: str, history: str) -> Non
     evict = ["policy.history_images=3", "policy.history_images_most=7"]
     config = load_config(path, evict if history == "evict" else [])
     assert sorted([*config.up.train_gpus, *config.up.rollout_gpus]) == list(range(8))
-    assert not list(found_in(GPUS, config))
+    assert not list(broken_rules(GPUS, config))
     plan = make_plan(config, CONFIG, CUT, H100)
     room = HostCapacity(H100, gpus=8, is_gpu_here=True, memory=10**12)
     assert not list(misfits(plan, config, room))

@@ -282,7 +282,7 @@ def test_steps_are_the_tasks_or_those_that_are_asked_for(
 def test_steps_need_a_run(seven_b: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, output in (
         (["--steps", "0"], "greater than or equal to 1"),
-        (["--steps", "3"], "--steps needs to know what: add the TOML file of a run"),
+        (["--steps", "3"], "--steps needs a run; add its TOML file"),
         ([seven_b, "--steps", "3"], "--steps plans the run of a TOML file"),
     ):
         assert doctor(*arguments) == 2

@@ -25,6 +25,7 @@ from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.scripted import Script, ScriptedEngine
 from dart_cli.env.calls import StepResult
 from dart_cli.env.episode import action_spec_of, play_episode
+from dart_cli.language import history
 from dart_cli.player.episodes import InProcessPolicy
 from dart_cli.policy.forward import rope_positions
 from dart_cli.policy.loader import LoadedPolicy, load_policy
@@ -197,7 +198,7 @@ def screens_of(request: ActRequest) -> list[bytes]:
     more=st.integers(1, 4),
     turns=st.integers(0, 4),
     keys=st.fixed_dictionaries(
-        {"history_texts": st.just(1)},
+        {},
         optional={
             "part_order": st.sampled_from(["separate", "instruction_first"]),
             "system_prompt": st.just("be brief"),
@@ -266,17 +267,17 @@ SLIDING = {
 
 @pytest.mark.parametrize("model", MODELS)
 def test_sliding_prompts_are_token_for_token_what_they_were(
-    model: str, policies: dict[str, LoadedPolicy]
+    model: str, policies: dict[str, LoadedPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = hashlib.blake2b(digest_size=8)
     saying = [BARE, Said("wait()"), Said("click(3,4)", end="none"), Said("no action"), BARE, Said()]
     for action_parser in ("compact", "uitars"):
         for images, turns, texts in ((1, 0, 1), (1, 4, 1), (3, 2, 2), (2, 5, 3)):
+            monkeypatch.setattr(history, "HISTORY_TEXTS", texts)
             config = PolicyConfig(
                 action_parser=action_parser,  # type: ignore[arg-type]
                 history_images=images,
                 history_turns=turns,
-                history_texts=texts,
                 system_prompt="be brief",
             )
             for step in play(policies[model], config, saying, texts=texts > 1)[0]:

@@ -180,7 +180,7 @@ def test_stopped_by_a_signal_it_tells_how_many_answers_are_kept(
     assert stopped.value.code == 143
     said = capsys.readouterr().err
     assert f"it had waited 0 s for the model to answer item {pointer.hangs_at}" in said
-    assert f"1 of 2 answers are kept in {tmp_path}/out; the same command goes on" in said
+    assert f"1 of 2 answers are in {tmp_path}/out; the same command continues" in said
 
 
 def test_an_item_without_an_answer_is_a_miss_now_and_asked_again_later(

@@ -179,7 +179,7 @@ def test_a_model_that_shows_its_language_needs_no_action_parser(folders: dict[st
     assert (config.policy.action_parser, config.policy.coordinates) == ("compact", "thousandths")
     assert config.policy.template == "{instruction}"
     with pytest.raises(
-        ConfigError, match=r"--action-parser is needed: .* there are compact, uitars, toolcall"
+        ConfigError, match=r"--action-parser is needed, .* there are compact, uitars, toolcall"
     ):
         grounding_config(folders["qwen3_vl"], "", [], refusals=False)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import UserError
-from dart_cli.grounding.benchmark import ANSWERS, KeptAnswers, Settings
+from dart_cli.grounding.benchmark import ANSWERS, AnswersFolder, Settings
 from dart_cli.grounding.items import Answer
 
 SETTINGS = Settings(
@@ -41,25 +41,25 @@ def answer(name: str) -> Answer:
 
 def test_answers_are_there_again_after_a_kill_in_a_line(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    with KeptAnswers(folder, SETTINGS) as kept:
+    with AnswersFolder(folder, SETTINGS) as kept:
         kept.add(answer("x[0]"))
         assert (folder / ANSWERS).read_text().count("\n") == 1  # a kill from here on costs nothing
         kept.add(answer("x[1]"))
     with (folder / ANSWERS).open("ab") as file:
         file.write(answer("x[2]").model_dump_json()[:20].encode())
-    with KeptAnswers(folder, SETTINGS) as kept:
+    with AnswersFolder(folder, SETTINGS) as kept:
         assert kept.answers == {name: answer(name) for name in ("x[0]", "x[1]")}
         kept.add(answer("x[2]"))
-    with KeptAnswers(folder, SETTINGS) as kept:
+    with AnswersFolder(folder, SETTINGS) as kept:
         assert kept.of(["x[2]", "x[7]"]) == {"x[2]": answer("x[2]")}
 
 
 def test_every_setting_that_answers_depend_on_keeps_evaluations_apart(tmp_path: Path) -> None:
-    with KeptAnswers(tmp_path / "a", SETTINGS) as kept:
+    with AnswersFolder(tmp_path / "a", SETTINGS) as kept:
         kept.add(answer("x[0]"))
     told = {"model": "elsewhere/a", "items": 900, "malformed": 3, "verifier": "elsewhere/v"}
     moved = SETTINGS.model_copy(update=told)
-    with KeptAnswers(tmp_path / "a", moved) as kept:
+    with AnswersFolder(tmp_path / "a", moved) as kept:
         assert kept.answers
     for name in Settings.model_fields:
         if name in told:
@@ -68,14 +68,14 @@ def test_every_setting_that_answers_depend_on_keeps_evaluations_apart(tmp_path: 
         now = f"{before}x" if isinstance(before, str) else before + 1
         changed = SETTINGS.model_copy(update={name: now})
         with pytest.raises(UserError, match=rf"{name} was .* and is .*--fresh"):
-            KeptAnswers(tmp_path / "a", changed)
+            AnswersFolder(tmp_path / "a", changed)
 
 
 def test_fresh_moves_the_older_one_aside(tmp_path: Path) -> None:
-    with KeptAnswers(tmp_path / "a", SETTINGS) as kept:
+    with AnswersFolder(tmp_path / "a", SETTINGS) as kept:
         kept.add(answer("x[0]"))
     other = SETTINGS.model_copy(update={"candidates": 3})
-    with KeptAnswers(tmp_path / "a", other, fresh=True) as kept:
+    with AnswersFolder(tmp_path / "a", other, fresh=True) as kept:
         assert kept.answers == {}
         assert kept.moved is not None
         assert (kept.moved / ANSWERS).read_text().count("\n") == 1
@@ -85,21 +85,21 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     for fresh in (False, True):
         with pytest.raises(UserError, match="is no evaluation of grounding"):
-            KeptAnswers(tmp_path, SETTINGS, fresh=fresh)
+            AnswersFolder(tmp_path, SETTINGS, fresh=fresh)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
-    with KeptAnswers(tmp_path / "a", SETTINGS), pytest.raises(UserError, match="is in use"):
-        KeptAnswers(tmp_path / "a", SETTINGS)
-    with KeptAnswers(tmp_path / "a", SETTINGS):
+    with AnswersFolder(tmp_path / "a", SETTINGS), pytest.raises(UserError, match="is in use"):
+        AnswersFolder(tmp_path / "a", SETTINGS)
+    with AnswersFolder(tmp_path / "a", SETTINGS):
         pass
 
 
 def test_a_line_that_is_no_answer_is_named(tmp_path: Path) -> None:
-    with KeptAnswers(tmp_path / "a", SETTINGS) as kept:
+    with AnswersFolder(tmp_path / "a", SETTINGS) as kept:
         kept.add(answer("x[0]"))
     with (tmp_path / "a" / ANSWERS).open("ab") as file:
         file.write(b"{}\n")
     with pytest.raises(UserError, match=r"answers\.jsonl line 2 cannot be read"):
-        KeptAnswers(tmp_path / "a", SETTINGS)
+        AnswersFolder(tmp_path / "a", SETTINGS)

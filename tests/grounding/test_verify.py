@@ -49,11 +49,14 @@ async def test_the_chosen_candidate_comes_first_and_the_models_order_is_not_lost
     scorer = VerifiedScorer(Told(PLACES), judge(0.1, 0.2, 0.9), 0.8)  # type: ignore[arg-type]
     answer = await scorer.answer(item)
     assert answer.points == [(3.0, 3.0), (1.0, 1.0), (2.0, 2.0)]
-    assert answer.judged == [0.1, 0.2, 0.9]
+    assert answer.verifier_scores == [0.1, 0.2, 0.9]
     assert answer.unverified().points == PLACES
     scorer = VerifiedScorer(Told(PLACES), judge(0.1, 0.9, 0.99), 0.8)  # type: ignore[arg-type]
     answer = await scorer.answer(item)
-    assert (answer.points, answer.judged) == ([(2.0, 2.0), (1.0, 1.0), (3.0, 3.0)], [0.1, 0.9])
+    assert (answer.points, answer.verifier_scores) == (
+        [(2.0, 2.0), (1.0, 1.0), (3.0, 3.0)],
+        [0.1, 0.9],
+    )
     assert answer.unverified().points == PLACES
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from bus.errors import DiskError, ModelError
 from dart_cli.cli.main import main
 from dart_cli.config.model_folder import INDEX, SINGLE, resolve
-from dart_cli.config.rules import found_in
+from dart_cli.config.rules import broken_rules
 from dart_cli.config.rules.policy import SERVED
 from dart_cli.config.schema import Config, PolicyConfig
 from dart_cli.data.checks import model_facts
@@ -110,7 +110,7 @@ def test_adapters_and_an_engine_without_the_head_are_refused(pointer_folder: Fol
             "rollout": {"engine": "vllm"},
         }
     )
-    told = [str(each) for each in found_in(SERVED, config)]
+    told = [str(each) for each in broken_rules(SERVED, config)]
     assert len(told) == 2
     assert "remove [model.lora]" in told[0]
     assert 'set rollout.engine = "transformers"' in told[1]

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from bus.errors import ConfigError, RunDirectoryError
-from dart_cli.config.old_keys import OLD_KEYS
 from dart_cli.config.schema import Config
 from dart_cli.runtime.liveness import workers_of
 from dart_cli.runtime.run_dir import (
@@ -128,19 +127,11 @@ def test_a_run_directory_remembers_its_configuration_wherever_it_moves(tmp_path:
     assert read_run(moved).run.dir == moved
 
 
-def test_a_run_of_an_older_release_is_read_without_the_keys_that_are_gone(tmp_path: Path) -> None:
+def test_a_run_whose_configuration_has_an_unknown_key_is_of_another_version(tmp_path: Path) -> None:
     config = Config.model_validate({"run": {"dir": tmp_path, "seed": 7}})
     save_config(config)
     path = tmp_path / "config.json"
     stored = json.loads(path.read_text())
-    for key in OLD_KEYS:
-        *sections, name = key.split(".")
-        part = stored
-        for section in sections:
-            part = part.setdefault(section, {}) or {}
-        part[name] = 3
-    path.write_text(json.dumps(stored))
-    assert read_run(tmp_path) == config
     stored["tune"]["no_such_key"] = 3
     path.write_text(json.dumps(stored))
     with pytest.raises(RunDirectoryError, match="another version"):

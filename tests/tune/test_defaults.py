@@ -6,13 +6,15 @@ import pytest
 
 from dart_cli.config.learning_rate import SMALL
 from dart_cli.config.schema import TuneConfig
-from dart_cli.tune.defaults import LORA_MOST, Chosen, chosen
+from dart_cli.tune.defaults import LORA_MOST, Hyperparameters, choose_hyperparameters
 
 
-def choose(rows: int = 126, parameters: float = SMALL, **keys: object) -> Chosen:
+def choose(rows: int = 126, parameters: float = SMALL, **keys: object) -> Hyperparameters:
     points, lora = bool(keys.pop("points", False)), bool(keys.pop("lora", False))
     tune = TuneConfig.model_validate(keys)
-    return chosen(tune, rows=rows, parameters=int(parameters), lora=lora, points=points)
+    return choose_hyperparameters(
+        tune, rows=rows, parameters=int(parameters), lora=lora, points=points
+    )
 
 
 @pytest.mark.parametrize(

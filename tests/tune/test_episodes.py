@@ -70,7 +70,7 @@ def test_a_row_is_an_episode_and_a_wrong_step_is_not_learned(home: Path) -> None
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (episode(instruction=""), r"episodes.jsonl\[1\]: instruction: .*; mend the file"),
+        (episode(instruction=""), r"episodes.jsonl\[1\]: instruction: .*; correct the file"),
         (episode(steps=[]), r"episodes.jsonl\[1\]: steps: "),
         (
             episode(steps=[{"image": "a.png", "action": {"kind": "tap"}}]),

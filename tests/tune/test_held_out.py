@@ -14,7 +14,7 @@ from dart_cli.collect.collector import run_collect
 from dart_cli.config.model_folder import TUNED
 from dart_cli.config.schema import Config
 from dart_cli.tune import pace
-from dart_cli.tune.held_out import MOST_ROWS, Measured, Outcome, fallen, split_rows
+from dart_cli.tune.held_out import MOST_ROWS, Measurement, Outcome, first_and_last_loss, split_rows
 from dart_cli.tune.training_state import BEFORE
 from scripts.make_grounding_set import make_set
 from tests.tune.stopping import run_and_stop
@@ -31,32 +31,34 @@ def names(groups: int, rows: int = 3) -> list[str]:
 
 
 def test_whole_episodes_are_held_out_the_same_ones_for_the_same_seed() -> None:
-    together = names(48)
-    split = split_rows(together, 0.125, seed=0)
-    assert split.groups == 6
-    assert len(split.held) == 18
-    held, learned = ({together[row] for row in rows} for rows in (split.held, split.learned))
+    group_names = names(48)
+    split = split_rows(group_names, 0.125, seed=0)
+    assert split.heldout_groups == 6
+    assert len(split.heldout_rows) == 18
+    held, learned = (
+        {group_names[row] for row in rows} for rows in (split.heldout_rows, split.learned_rows)
+    )
     assert not held & learned
-    assert sorted(split.held + split.learned) == list(range(len(together)))
-    assert split_rows(together, 0.125, seed=0) == split
-    assert split_rows(together, 0.125, seed=1) != split
+    assert sorted(split.heldout_rows + split.learned_rows) == list(range(len(group_names)))
+    assert split_rows(group_names, 0.125, seed=0) == split
+    assert split_rows(group_names, 0.125, seed=1) != split
 
 
 @pytest.mark.parametrize(("groups", "share"), [(23, 0.125), (1, 0.5), (48, 0.0)])
 def test_of_few_episodes_all_are_learned(groups: int, share: float) -> None:
     split = split_rows(names(groups), share, seed=0)
-    assert (split.held, split.learned) == ([], list(range(3 * groups)))
+    assert (split.heldout_rows, split.learned_rows) == ([], list(range(3 * groups)))
 
 
 def test_of_a_large_set_only_as_many_are_held_out_as_tell_something() -> None:
-    assert 200 < len(split_rows(names(10_000), 0.125, seed=0).held) <= MOST_ROWS
+    assert 200 < len(split_rows(names(10_000), 0.125, seed=0).heldout_rows) <= MOST_ROWS
 
 
 # --- what is said ---------------------------------------------------------------------------
 
 
 def outcome(before: tuple[float, int], after: tuple[float, int], fell: float = 0.5) -> Outcome:
-    measured = [Measured(loss=loss, right=right) for loss, right in (before, after)]
+    measured = [Measurement(loss=loss, right=right) for loss, right in (before, after)]
     return Outcome(20, 4, False, *measured, first_loss=1.0, last_loss=1 - fell)
 
 
@@ -64,8 +66,11 @@ def outcome(before: tuple[float, int], after: tuple[float, int], fell: float = 0
     ("given", "cure"),
     [
         (outcome((5.15, 0), (5.12, 0), 0.01), "tune.lr = 5e-05"),
-        (outcome((1.0, 2), (1.4, 2), 0.9), "the learned rows alone, which are known by heart: "),
-        (outcome((1.0, 2), (1.4, 2), 0.4), "the loss fell on the learned rows alone: collect more"),
+        (
+            outcome((1.0, 2), (1.4, 2), 0.9),
+            "only on the learned rows, which were learned by heart: ",
+        ),
+        (outcome((1.0, 2), (1.4, 2), 0.4), "the loss fell only on the learned rows: collect more"),
         (outcome((1.0, 2), (1.0, 3), 0.0), "did not fall"),
         (outcome((0.01, 20), (0.01, 20), 0.0), "could do this before"),
     ],
@@ -89,7 +94,7 @@ def test_a_lower_loss_or_more_right_answers_are_learning(given: Outcome) -> None
 
 def test_without_held_out_rows_the_learned_ones_tell_and_the_stage_that_fell_most() -> None:
     curve = [{"stage": 0, "loss": 3.0}, {"stage": 0, "loss": 1.0}, {"stage": 1, "loss": 5.0}]
-    given = Outcome(0, 0, False, None, None, *fallen(curve))
+    given = Outcome(0, 0, False, None, None, *first_and_last_loss(curve))
     assert (given.first_loss, given.last_loss, given.learned) == (3.0, 1.0, True)
     assert given.summary() == {"learned": True, "held_out": None}
     assert "none were held out" in given.lines(1e-3, 10)[0]
@@ -138,7 +143,7 @@ def test_a_training_that_was_stopped_measures_the_same_rows_and_the_first_model_
 ) -> None:
     whole = tune(keys | {"tune.out": tmp_path / "whole"})
     run_and_stop(tune, keys, 3, monkeypatch)
-    before = Measured.model_validate_json((tmp_path / "out.part" / BEFORE).read_bytes())
+    before = Measurement.model_validate_json((tmp_path / "out.part" / BEFORE).read_bytes())
     result = tune(keys)
     assert result.outcome == whole.outcome
     assert result.outcome.before == before
@@ -207,10 +212,10 @@ def test_looks_at_the_held_out_rows_change_nothing_of_the_training(
     for name, share in (("without", 0.05), ("with", 1e9)):
         monkeypatch.setattr(pace, "MEASURE_SHARE", share)
         monkeypatch.setattr(pace, "FIRST_MEASURE_S", 0.0)
-        looks: list[Measured] = []
+        looks: list[Measurement] = []
         plain = pace.HeldOutWatch.measure
 
-        def measure(self: pace.HeldOutWatch, plain: Any = plain, looks: Any = looks) -> Measured:
+        def measure(self: pace.HeldOutWatch, plain: Any = plain, looks: Any = looks) -> Measurement:
             looks.append(plain(self))
             return looks[-1]
 

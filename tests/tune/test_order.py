@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dart_cli.tune.held_out import Measured
+from dart_cli.tune.held_out import Measurement
 from dart_cli.tune.pace import Budget, HeldOutWatch, Pace, seconds_left
 from dart_cli.tune.stages import WARM_UP, rate
 from dart_cli.tune.training_set import Order
@@ -81,10 +81,10 @@ class Clock:
 def test_the_held_out_rows_are_measured_in_a_twentieth_of_the_time() -> None:
     clock, starts = Clock(), []
 
-    def measure() -> Measured:
+    def measure() -> Measurement:
         starts.append(clock.now)
         clock.now += 3.0
-        return Measured(loss=0.5, right=len(starts))
+        return Measurement(loss=0.5, right=len(starts))
 
     watch = HeldOutWatch(measure, 18, clock)
     assert watch.note == ""
@@ -92,17 +92,17 @@ def test_the_held_out_rows_are_measured_in_a_twentieth_of_the_time() -> None:
     assert watch.note == "held out: loss 0.500, 1 of 18 right"
     for _ in range(240):
         clock.now += 1.0
-        watch.look()
+        watch.measure_if_due()
     assert starts == [100.0, 163.0, 226.0, 289.0, 352.0]  # 3 s after 60 s without
     none = HeldOutWatch(measure, 0, clock)
     clock.now += 1000.0
-    none.look()
+    none.measure_if_due()
     assert len(starts) == 5
 
 
 def test_a_progress_line_has_the_loss_the_held_out_rows_and_the_time_left() -> None:
     clock = Clock()
-    watch = HeldOutWatch(lambda: Measured(loss=0.93, right=12), 18, clock)
+    watch = HeldOutWatch(lambda: Measurement(loss=0.93, right=12), 18, clock)
     pace = Pace(watch, clock)
     assert pace.note(0.0) == ""
     for loss in (9.0, *[1.0] * 8, 2.0, 3.0):

@@ -52,7 +52,7 @@ def items(made: Path) -> tuple[list[Row], list[str]]:
     examples = Examples(policy, config, told, TextAnswers(policy, config, answers))
     found = [examples.of(index) for index in range(len(told))]
     rows = [Row(e.prompt.token_ids, e.answer, list(e.prompt.images)) for e in found]
-    return rows, examples.pictures
+    return rows, examples.group_names
 
 
 def steps(files: Path) -> tuple[list[Row], list[str]]:
@@ -83,7 +83,7 @@ def rate(update: int) -> float:
     return LR * 0.5 * (1 + math.cos(math.pi * (share - warm) / (1 - warm)))
 
 
-def plain_curve(rows: Sequence[Row], together: Sequence[str], *, lora: bool) -> list[float]:
+def plain_curve(rows: Sequence[Row], group_names: Sequence[str], *, lora: bool) -> list[float]:
     """The loss of each update."""
     model: Any = AutoModelForImageTextToText.from_pretrained(TINY, dtype=torch.float32)
     processor = Qwen2VLImageProcessorPil.from_pretrained(TINY)
@@ -103,7 +103,7 @@ def plain_curve(rows: Sequence[Row], together: Sequence[str], *, lora: bool) -> 
     model.eval()
     trained = [each for each in model.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(trained, betas=(0.9, 0.99), weight_decay=0.0)
-    never, order, curve = forbidden(), Order(together, BATCH, "0/all"), []
+    never, order, curve = forbidden(), Order(group_names, BATCH, "0/all"), []
     for update in range(UPDATES):
         chosen = [rows[index] for index in order.of(update)]
         count = sum(len(row.answer) for row in chosen)
@@ -145,8 +145,8 @@ def overrides(keys: dict[str, Any]) -> list[str]:
 def test_the_curve_is_that_of_a_plain_loop(
     tune: Tune, made: Path, collected: Path, tmp_path: Path, rows: str, lora: bool
 ) -> None:
-    found, together = items(made) if rows == "items" else steps(collected)
-    expected = plain_curve(found, together, lora=lora)
+    found, group_names = items(made) if rows == "items" else steps(collected)
+    expected = plain_curve(found, group_names, lora=lora)
     data = made / "train" if rows == "items" else collected
     keys = {"tune.data": [str(data)], "tune.out": tmp_path / "out", "tune.batch": BATCH}
     keys |= {"tune.epochs": UPDATES * BATCH / len(found), "tune.lr": LR}

@@ -191,7 +191,7 @@ def test_products_in_bfloat16_follow_those_in_float32(
     [
         ({"tune.trajectories": "pool"}, "own has no members in its pool"),
         ({"tune.data": ["OWN", "SET"]}, "has trajectories and .* has items"),
-        ({"tune.data": ["runs/nowhere"]}, "names runs/nowhere, which is not there"),
+        ({"tune.data": ["runs/nowhere"]}, "names runs/nowhere, which does not exist"),
         ({"model.path": "OTHER"}, "made for another model"),
     ],
 )

@@ -128,7 +128,7 @@ def test_a_training_says_how_long_it_takes_and_what_it_has_when_it_is_stopped(
     assert re.search(r"stage all: the first update took .+ s, 3 updates take about \d+:\d\d\n", err)
     [line] = [each for each in err.splitlines() if each.startswith("stopped after")]
     assert re.fullmatch(r"stopped after 4 updates; loss of the learned rows [\d.]+ -> [\d.]+", line)
-    assert err.endswith(f"{keys['tune.out']}.part holds it: the same command goes on\n")
+    assert err.endswith(f"{keys['tune.out']}.part holds its state; the same command continues it\n")
     assert len(re.findall(r"^(head|all) +\d", out, re.M)) == 4  # the curve so far
 
 

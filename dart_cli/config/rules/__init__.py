@@ -1,20 +1,20 @@
-"""What no single key of a configuration can show, as rows: (key, condition, text).
+"""Rules about a configuration that no single key can show, as rows: (key, condition, text).
 
-policy    rows of [model], [policy], [env.judge] and the engines
-learning  rows of [data], [train], [eval], [tune]
-machine   rows of [run], [bus], [weights], [up]: places, sockets, GPUs
-tasks     rows of [env] and of the lists of tasks
-check     all of them: `check_config`, `find_mistakes`, `unread`
+policy    rules of [model], [policy], [env.judge] and the engines
+learning  rules of [data], [train], [eval], [tune]
+machine   rules of [run], [bus], [weights], [up]: places, sockets, GPUs
+tasks     rules of [env] and of the lists of tasks
+check     all rules together: `check_config`, `find_mistakes`, `unread`
 
-`dart COMMAND` refuses by them, `--dry-run` and `dart doctor` tell them, docs/config.md has what reads a key.
-A row is asked for without torch and fast, so that every verb refuses before it starts anything. Here is how one
-is written:
+Every command refuses a configuration that breaks a rule, before it starts anything; `--dry-run` and `dart
+doctor` report broken rules. A rule must be fast and must not import torch. This module has the types of the
+rows:
 
-Rule      such a row
-Table     rows of one subject, and who asks them
-Reader    keys that act only under a condition
-Finding   what is found of a configuration or a host: `dart doctor` has the same
-found_in  the findings of a table
+Rule          one rule
+Table         the rules of one subject, and the roles that they apply to
+Reader        keys that are read only under a condition
+Finding       an error or warning about a configuration or a host; `dart doctor` uses the same type
+broken_rules  yields the broken rules of a table
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from dart_cli.config.schema import Config
-from dart_cli.config.values import shown
+from dart_cli.config.values import short_value
 
 Condition = Callable[[Config], Any]
 
@@ -34,9 +34,9 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found, and what to do about it. A run cannot work with an error; with a warning it can."""
+    """An observation, and what to do about it. A run cannot work with an error; with a warning it can."""
 
-    subject: str  # of a configuration its key, with which the sentence begins
+    subject: str  # the key of a configuration, or a part of the host; the sentence begins with it
     level: Level
     text: str
     cure: str = ""  # empty where nothing needs to be done
@@ -47,26 +47,26 @@ class Finding:
 
 
 def broken_rule(key: str, sentence: str) -> Finding:
-    """Return an error of a key; what follows the first "; " of the sentence is the cure."""
-    text, _, cure = sentence.partition("; ")
-    return Finding(key, "error", text, cure)
+    """Return an error about a key. What follows the first "; " of the sentence is the fix."""
+    text, _, fix = sentence.partition("; ")
+    return Finding(key, "error", text, fix)
 
 
 class Rule(NamedTuple):
-    """One row.
+    """One rule about a key.
 
-    `broken` gives what is wrong, or anything false. `text` may name it as {found}, the key's value as
-    {value}, and any other as {section.key}.
+    `broken` returns something true if the rule is broken. In `text`, {detail} stands for what it returned,
+    {value} for the key's value, and {section.key} for the value of any other key.
     """
 
     key: str
     broken: Condition
     text: str
-    ends: bool = False  # where it is broken, the rows below it in its table mean nothing
+    ends: bool = False  # if it is broken, the rules below it in its table are not checked
 
 
 class Reader(NamedTuple):
-    """Keys that nothing reads unless a condition holds, and the condition in words."""
+    """Keys that are read only if a condition holds, and the condition in words."""
 
     words: str
     holds: Condition
@@ -74,20 +74,20 @@ class Reader(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows of one subject."""
+    """The rules of one subject."""
 
     rows: Sequence[Rule]
-    roles: tuple[str, ...] = ()  # for which they are asked; empty for all
-    when: Condition = bool  # under which; a configuration is true
+    roles: tuple[str, ...] = ()  # that they apply to; empty for all
+    when: Condition = bool  # under which they apply; by default always
 
 
-def found_in(table: Table, config: Config) -> Iterator[Finding]:
-    """Every broken rule of one table."""
+def broken_rules(table: Table, config: Config) -> Iterator[Finding]:
+    """Yield every broken rule of one table."""
     sections = {name: getattr(config, name) for name in Config.model_fields}
     for key, broken, text, ends in table.rows:
-        if found := broken(config):
-            value = shown(value_of(config, key))
-            yield broken_rule(key, text.format(found=found, value=value, **sections))
+        if detail := broken(config):
+            value = short_value(value_of(config, key))
+            yield broken_rule(key, text.format(detail=detail, value=value, **sections))
             if ends:
                 return
 
@@ -101,10 +101,12 @@ def value_of(config: Config, key: str) -> Any:
 
 
 def twice(key: str) -> Rule:
-    """No list has an element twice."""
+    """Return the rule that a list has no element twice."""
 
     def repeated(config: Config) -> str:
         listed = value_of(config, key) or ()
-        return ", ".join(repr(each) for each in sorted({*listed}) if listed.count(each) > 1)
+        return ", ".join(
+            repr(element) for element in sorted({*listed}) if listed.count(element) > 1
+        )
 
-    return Rule(key, repeated, "lists {found} twice; remove one")
+    return Rule(key, repeated, "lists {detail} twice; remove one")

@@ -1,9 +1,9 @@
-"""All rules about a configuration.
+"""Checks a configuration by all rules.
 
-check_config   raises the first broken one as one line with key, value, file and cure
-find_mistakes  all broken ones, the cheapest to find first
-unread         settings that were changed and have no effect, with what alone reads them
-reader_of      what alone reads a key, for docs/config.md
+check_config   raises the first broken rule as one line with key, value, file and fix
+find_mistakes  yields all broken rules, the cheapest to check first
+unread         yields settings that were changed and have no effect
+reader_of      the condition under which a key is read, for docs/config.md
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dart_cli.config.load import Source
 from dart_cli.config.rules import (
     Finding,
     Table,
-    found_in,
+    broken_rules,
     learning,
     machine,
     policy,
@@ -57,30 +57,34 @@ TABLES: tuple[Table, ...] = (
 def check_config(
     config: Config, source: Source | None = None, role: Role | Literal["tune"] | None = None
 ) -> None:
-    """Raise ConfigError for the first mistake, for one role or (None) for all of `dart up`.
+    """Raise ConfigError for the first broken rule of one role, or, for None, of all processes of `dart up`.
 
-    An environment or data host needs no model folder, a rollout or train host no environments.
+    A host of environments or of the data service needs no model folder, and a host of rollout workers or of
+    the trainer no environments.
     """
-    for found in find_mistakes(config, role):
-        raise ConfigError(f"{found} {source.cite(found.subject)}" if source else str(found))
+    for mistake in find_mistakes(config, role):
+        raise ConfigError(f"{mistake} {source.cite(mistake.subject)}" if source else str(mistake))
 
 
 def find_mistakes(config: Config, role: Role | Literal["tune"] | None = None) -> Iterator[Finding]:
-    """Every broken rule, the cheapest to find first."""
-    asked = _of_up(config) if role is None else frozenset((role,))
+    """Yield every broken rule of a role (None: of `dart up`), the cheapest to check first."""
+    roles = _of_up(config) if role is None else frozenset((role,))
     for table in TABLES:
-        if (not table.roles or asked.intersection(table.roles)) and table.when(config):
-            yield from found_in(table, config)
+        if (not table.roles or roles.intersection(table.roles)) and table.when(config):
+            yield from broken_rules(table, config)
 
 
 def _of_up(config: Config) -> frozenset[str]:
-    """Return the roles of `dart up`, and `up` itself: without environments of ours, none of those either."""
+    """Return the roles of `dart up`, and `up` itself.
+
+    Without environments of dart, `serve` takes their place.
+    """
     plays = config.up.envs > 0 or config.eval.around
     return frozenset(("up", "data", "train", "rollout", "eval" if plays else "serve"))
 
 
 def unread(config: Config) -> Iterator[tuple[str, str]]:
-    """(key, what alone reads it) of settings that differ from their defaults and have no effect."""
+    """Yield each key that was changed but is not read, with the condition under which it would be."""
     default = Config()
     for words, holds, keys in learning.READERS:
         if not holds(config):
@@ -90,5 +94,5 @@ def unread(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def reader_of(key: str) -> str:
-    """Return what alone reads a key, in words; empty where it is always read."""
+    """Return the condition under which a key is read, in words; empty where it is always read."""
     return next((words for words, _, keys in learning.READERS if key in keys), "")

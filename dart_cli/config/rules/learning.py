@@ -1,4 +1,4 @@
-"""What is learned from, how, and what is measured: rows of [data], [train], [eval], [tune]."""
+"""Rules about what is learned from, how, and what is evaluated: of [data], [train], [eval], [tune]."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dart_cli.config.schema import (
 )
 
 TUNE_READS = ("weight_decay", "grad_clip", "device", "threads", "recompute", "pack_tokens")
-"""Keys of [train] that hold for `dart tune`, too."""
+"""Keys of [train] that `dart tune` reads, too."""
 
 
 def read_by_tune(config: Config) -> Config:
-    """[model], [policy], [tune], `run.seed` and TUNE_READS; one process on one device has no other use."""
+    """Return what `dart tune` reads of `config`: [model], [policy], [tune], `run.seed` and TUNE_READS."""
     train = TrainConfig(**{key: getattr(config.train, key) for key in TUNE_READS})
     return Config(
         run=RunConfig(seed=config.run.seed),
@@ -65,7 +65,7 @@ DATA = Table(
         Rule(
             "data.pool_ratio",
             lambda c: 0 < c.data.pool_ratio < 1 / (c.data.group_size + 1) and _least_ratio(c),
-            "must be 0 or >= {found}, one success beside data.group_size = {data.group_size} "
+            "must be 0 or >= {detail}, one success beside data.group_size = {data.group_size} "
             "failures, got {value}",
         ),
     )
@@ -76,7 +76,7 @@ POOL = Table(
         Rule(
             "data.pool",
             lambda c: next(filter(None, map(unreadable, c.data.pool)), ""),
-            "cannot be read: {found}; choose another, got {value}",
+            "cannot be read: {detail}; choose another, got {value}",
             ends=True,
         ),
         Rule(
@@ -86,8 +86,8 @@ POOL = Table(
         ),
         Rule(
             "data.pool",
-            lambda c: next((each for each in c.data.pool if not each.exists()), None),
-            "has {found}, which does not exist; `dart data collect` and `dart data export` write such folders",
+            lambda c: next((folder for folder in c.data.pool if not folder.exists()), None),
+            "has {detail}, which does not exist; `dart data collect` and `dart data export` write such folders",
         ),
     ),
     ("data",),
@@ -109,7 +109,7 @@ TRAIN = Table(
         Rule(
             "train.reuse",
             lambda c: c.train.reuse and c.train.correction == "none",
-            'must be 0 with train.correction = "none", got {value}: older tokens need weights; set '
+            'must be 0 with train.correction = "none", got {value}: older tokens need importance sampling; set '
             'train.correction = "truncated"',
         ),
         Rule(
@@ -169,7 +169,7 @@ TUNE = Table(
         Rule(
             "tune.out",
             lambda c: c.tune.out and not c.tune.out.exists() and cannot_be_made(c.tune.out),
-            "= {value} cannot be made: {found}; choose another",
+            "= {value} cannot be made: {detail}; choose another",
         ),
         _of_pointers("target"),
         Rule(
@@ -185,8 +185,8 @@ TUNE = Table(
         ),
         Rule(
             "tune.data",
-            lambda c: next((each for each in c.tune.data if not Path(each).exists()), None),
-            "names {found}, which is not there; name what is there",
+            lambda c: next((path for path in c.tune.data if not Path(path).exists()), None),
+            "names {detail}, which does not exist; name an existing file or folder",
         ),
     ),
     ("tune",),
@@ -195,9 +195,4 @@ TUNE = Table(
 READERS = (
     Reader("data.advantage by running baselines", _by_baseline, ("data.baseline_margin",)),
     Reader('train.critic = "gae"', lambda c: c.train.critic == "gae", ("train.gae_lambda",)),
-    Reader(
-        'data.scheduling = "april" or "oversample"',
-        lambda c: c.data.scheduling in ("april", "oversample"),
-        ("data.over_provision",),
-    ),
 )

@@ -1,9 +1,11 @@
-"""Places, sockets and GPUs: rows of [run], [bus], [weights], [up], and of devices.
+"""Rules about places, sockets, GPUs and devices: of [run], [bus], [weights], [up].
 
-unreadable      why the system does not let us look at a path
-cannot_be_made  why a directory cannot be made
-no_file, no_folder  why a path cannot be a file or a folder that is written, with the cure
-refuse_out      the error where a folder cannot be new; refuse_filled, refuse_no_folder, where it may be there
+unreadable          why the system does not let us look at a path
+cannot_be_made      why a directory cannot be made
+no_file, no_folder  why a path cannot be a file or a folder to write to, with the fix
+refuse_out          raises the error for a folder that exists or cannot be made
+refuse_filled       raises the error for a folder that is not empty or cannot be made
+refuse_no_folder    raises the error for a path that cannot be a folder
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from dart_cli.config.rules import Condition, Rule, Table, twice, value_of
 from dart_cli.config.schema import MODEL_ENGINES, Config
 
 MOST_CPU_RANKS = 8
-"""Ranks that a trial on the CPU may have, on however few cores."""
+"""Number of ranks that a trial on the CPU may have, however few cores there are."""
 
 
 def unreadable(path: Path | None) -> str:
-    """Why the system does not let us look at a path: a name too long, a folder of another user."""
+    """Return why the system does not let us look at a path; empty if it does."""
     try:
         if path is not None:
             path.exists()
@@ -35,12 +37,12 @@ def unreadable(path: Path | None) -> str:
 
 
 def cannot_be_made(path: Path) -> str:
-    """Why a directory that is not there cannot be made; empty if it can, as far as is known."""
+    """Return why a missing directory cannot be made; empty if it probably can."""
     whole = path.absolute()
-    place = next(each for each in whole.parents if each.exists())
+    place = next(parent for parent in whole.parents if parent.exists())
     if not place.is_dir():
         return f"{place} is a file"
-    system = [each.stat().st_dev for each in (Path("/proc"), Path("/sys")) if each.exists()]
+    system = [path.stat().st_dev for path in (Path("/proc"), Path("/sys")) if path.exists()]
     if place.stat().st_dev in system:
         return f"{place} is the kernel's"
     if not os.access(place, os.W_OK | os.X_OK):
@@ -49,7 +51,7 @@ def cannot_be_made(path: Path) -> str:
 
 
 def no_file(path: Path) -> str:
-    """Return why a path cannot be a file that is written, and the cure; empty if it can, as far as is known."""
+    """Return why a path cannot be a file to write, and the fix; empty if it probably can."""
     if why := unreadable(path):
         return f"cannot be read: {why}; choose another"
     if path.is_dir() or not path.parent.is_dir():
@@ -63,7 +65,7 @@ def no_file(path: Path) -> str:
 
 
 def no_folder(path: Path) -> str:
-    """Return why a path cannot be a folder that is written, and the cure; empty if it can, as far as is known."""
+    """Return why a path cannot be a folder to write to, and the fix; empty if it probably can."""
     if why := unreadable(path):
         return f"cannot be read: {why}; choose another"
     if path.exists():
@@ -84,7 +86,7 @@ def refuse_out(out: Path) -> None:
 
 
 def refuse_filled(out: Path) -> None:
-    """Raise UserError where `out` holds something, is a file or cannot be made."""
+    """Raise UserError where `out` is not empty, is a file or cannot be made."""
     refuse_no_folder(out)
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} exists; name a folder that is not there yet")
@@ -113,7 +115,7 @@ PLACES = Table(
             Rule(
                 key,
                 _of_path(key, unreadable),
-                "cannot be read: {found}; choose another, got {value}",
+                "cannot be read: {detail}; choose another, got {value}",
                 ends=True,
             )
             for key in (*_DIRECTORIES, "bus.keys")
@@ -130,7 +132,7 @@ PLACES = Table(
             Rule(
                 key,
                 _of_path(key, lambda path: not path.exists() and cannot_be_made(path)),
-                "= {value} cannot be made: {found}; choose another",
+                "= {value} cannot be made: {detail}; choose another",
             )
             for key in _DIRECTORIES
         ),
@@ -182,20 +184,24 @@ def _trainer_gpus(config: Config) -> str:
 
 
 def _rollout_gpus(config: Config) -> str:
-    listed, each, workers = len(config.up.rollout_gpus), gpus_per_worker(config), config.up.rollouts
-    if listed in (0, each * workers):
+    listed, workers = len(config.up.rollout_gpus), config.up.rollouts
+    per_worker = gpus_per_worker(config)
+    if listed in (0, per_worker * workers):
         return ""
-    by = f" x vllm.tensor_parallel = {each}" if each > 1 else ""
-    cure = "" if listed % each else f", or set up.rollouts = {listed // each}"
-    return f"lists {_gpus(listed)} for up.rollouts = {workers}{by}; list {each * workers}{cure}"
+    by = f" x vllm.tensor_parallel = {per_worker}" if per_worker > 1 else ""
+    fix = f"list {per_worker * workers}"
+    if listed % per_worker == 0:
+        fix += f", or set up.rollouts = {listed // per_worker}"
+    return f"lists {_gpus(listed)} for up.rollouts = {workers}{by}; {fix}"
 
 
 def _without_gpu(config: Config) -> str:
-    """Which part of the trainer or the workers uses none, whatever this machine has."""
+    """Return which key keeps the trainer or the rollout workers off GPUs; empty if none does."""
     if config.rollout.engine not in MODEL_ENGINES:
         return f'rollout.engine = "{config.rollout.engine}" has none'
     parts = {"train": config.train.device, "rollout": config.rollout.device}
-    return next((f'{name}.device = "cpu"' for name, each in parts.items() if each == "cpu"), "")
+    on_cpu = (f'{name}.device = "cpu"' for name, device in parts.items() if device == "cpu")
+    return next(on_cpu, "")
 
 
 def _named_twice(section: str) -> Rule:
@@ -203,9 +209,7 @@ def _named_twice(section: str) -> Rule:
         apart = getattr(config, section).device not in ("auto", "cuda")
         return apart and getattr(config.up, f"{section}_gpus")
 
-    text = (
-        f'= "{{{section}.device}}" and up.{section}_gpus = {{found}} both name a device; set "cuda"'
-    )
+    text = f'= "{{{section}.device}}" and up.{section}_gpus = {{detail}} both name a device; set "cuda"'
     return Rule(f"{section}.device", listed, text)
 
 
@@ -216,11 +220,11 @@ GPUS = Table(
         Rule(
             "up.rollout_gpus",
             _shared,
-            "lists GPU {found}, which up.train_gpus lists too; neither leaves room for the other, remove "
+            "lists GPU {detail}, which up.train_gpus lists too; neither leaves room for the other, remove "
             "it from one of them",
         ),
-        Rule("up.train_gpus", _trainer_gpus, "{found}"),
-        Rule("up.rollout_gpus", _rollout_gpus, "{found}"),
+        Rule("up.train_gpus", _trainer_gpus, "{detail}"),
+        Rule("up.rollout_gpus", _rollout_gpus, "{detail}"),
         *map(_named_twice, ("train", "rollout")),
         Rule(
             "train.ranks",
@@ -236,7 +240,7 @@ GPUS = Table(
         Rule(
             "weights.channel",
             lambda c: c.weights.channel == "nccl" and _without_gpu(c),
-            '= "nccl" goes from GPU to GPU, and {found}; set "gloo" or "file"',
+            '= "nccl" goes from GPU to GPU, and {detail}; set "gloo" or "file"',
         ),
         Rule(
             "train.offload",
@@ -252,7 +256,7 @@ GPUS = Table(
 
 
 def _index(device: str) -> int:
-    """Return the GPU that a process takes of those it sees."""
+    """Return the index of the GPU that a process takes, among those it sees."""
     return int(device.partition(":")[2] or 0)
 
 
@@ -263,17 +267,17 @@ def _not_there(section: str) -> Condition:
             return ""
         if count == 0:
             return f'but {NO_GPU}; set "auto" or "cpu"'
-        known = f"but there are only cuda:0 to cuda:{count - 1}"
-        return known if _index(device) >= count else ""
+        problem = f"but there are only cuda:0 to cuda:{count - 1}"
+        return problem if _index(device) >= count else ""
 
     return broken
 
 
 def _would_share(config: Config) -> bool:
-    """Return whether trainer and workers that all start here, by NCCL, would have one GPU."""
+    """Return True if trainer and rollout workers start on this host, use NCCL, and would share a GPU."""
     if config.weights.channel != "nccl" or config.bus.transport != "ipc":
         return False
-    placed = all(devices.shared_out(config, devices.gpus_here()))
+    placed = all(devices.divide_gpus(config, devices.gpus_here()))
     are_same = _index(config.train.device) == _index(config.rollout.device)
     return not placed and (are_same or config.up.rollouts > 1)
 
@@ -284,12 +288,12 @@ _ONE_EACH = (
 )
 
 
-def _absent(key: str) -> Condition:
-    return lambda config: devices.absent(value_of(config, key))
+def _unusable_gpus(key: str) -> Condition:
+    return lambda config: devices.gpus_problem(value_of(config, key))
 
 
 def _starts_all() -> bool:
-    """Whether all ranks are started here; torchrun's may be on several hosts."""
+    """Return True if all ranks are started here. With torchrun they may be on several hosts."""
     return "WORLD_SIZE" not in os.environ
 
 
@@ -300,8 +304,8 @@ def _too_many_ranks(config: Config) -> str:
     if train.device != "cpu" and count:
         if ":" in train.device or train.ranks <= count:
             return ""
-        seen = f"{_gpus(count)} {'is' if count == 1 else 'are'} visible"
-        return f"but {seen}; set train.ranks = {count}, or start the others by torchrun"
+        visible = f"{_gpus(count)} {'is' if count == 1 else 'are'} visible"
+        return f"but {visible}; set train.ranks = {count}, or start the others by torchrun"
     most = max(MOST_CPU_RANKS, os.cpu_count() or 1)
     if train.device.startswith("cuda") or train.ranks <= most:
         return ""
@@ -312,18 +316,19 @@ def _too_many_ranks(config: Config) -> str:
 OF_UP = Table(
     (
         *(
-            Rule(key, _absent(key), "= {value} {found}", ends=True)
+            Rule(key, _unusable_gpus(key), "= {value} {detail}", ends=True)
             for key in ("up.train_gpus", "up.rollout_gpus")
         ),
         Rule("weights.channel", lambda c: VISIBLE in os.environ and _would_share(c), _ONE_EACH),
     ),
     ("up",),
 )
-"""Of all processes together. One that is started by hand may have a list of GPUs of its own: devices.gpus_of."""
+"""Rules for all processes together. A process that is started by hand may have its own list of GPUs:
+devices.gpus_of."""
 TRAINER = Table(
     (
-        Rule("train.device", _not_there("train"), "= {value} {found}"),
-        Rule("train.ranks", _too_many_ranks, "= {value} {found}"),
+        Rule("train.device", _not_there("train"), "= {value} {detail}"),
+        Rule("train.ranks", _too_many_ranks, "= {value} {detail}"),
         Rule(
             "train.offload",
             lambda c: (
@@ -344,7 +349,7 @@ TRAINER = Table(
     ("train", "tune"),
 )
 WORKERS = Table(
-    (Rule("rollout.device", _not_there("rollout"), "= {value} {found}"),),
+    (Rule("rollout.device", _not_there("rollout"), "= {value} {detail}"),),
     ("rollout", "eval"),
 )
 NCCL = Table(

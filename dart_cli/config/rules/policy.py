@@ -1,4 +1,4 @@
-"""The model and what it sees and writes: rows of [policy], [model], [model.lora], [env.judge], [vllm]."""
+"""Rules about the model, its prompts and actions: of [policy], [model], [model.lora], [env.judge], [vllm]."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from dart_cli.config.schema import (
     JudgeConfig,
     PolicyConfig,
 )
-from dart_cli.config.values import shown
+from dart_cli.config.values import short_value
 from envs.contract.actions import Click, Done, Type
 from envs.contract.own_code import load_own
 
 
 def needs_model(config: Config) -> bool:
-    """Whether any part of the run loads the model; scripted parts do not."""
+    """Return True if a process of the run loads the model; scripted engines do not."""
     return config.rollout.engine in MODEL_ENGINES or config.train.learner == "torch"
 
 
@@ -43,7 +43,7 @@ def needs_model(config: Config) -> bool:
 
 
 def _parser_problem(config: Config) -> str:
-    """Why the user's own action parser cannot be used; empty if it can."""
+    """Return why the user's own action parser cannot be used; empty if it can."""
     policy = config.policy
     name = policy.action_parser
     if ":" not in name:
@@ -54,18 +54,18 @@ def _parser_problem(config: Config) -> str:
         no_points = [part for part in POINT_PARTS if not hasattr(action_parser, part)]
     except TaskError as error:
         return f"cannot be used: {error}"
-    except Exception as error:  # noqa: BLE001 - of the user's own property
-        return f"= {shown(name)} cannot be used: {type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001 - a property of the user's class
+        return f"= {short_value(name)} cannot be used: {type(error).__name__}: {error}"
     if lacking:
-        return f"= {shown(name)} lacks {', '.join(lacking)}; docs/policy.md has one in full"
+        return f"= {short_value(name)} lacks {', '.join(lacking)}; docs/policy.md has one in full"
     if no_points and policy.pointing == "pointer":
         return (
-            f'= {shown(name)} lacks {" and ".join(no_points)}, which policy.pointing = "pointer" needs; add '
+            f'= {short_value(name)} lacks {" and ".join(no_points)}, which policy.pointing = "pointer" needs; add '
             'them (docs/policy.md), or set policy.pointing = "text"'
         )
     if policy.history_images_most and (change := _changed_in_history(action_parser)):
         return (
-            f"= {shown(name)} cannot be used with policy.history_images_most, which shows past "
+            f"= {short_value(name)} cannot be used with policy.history_images_most, which shows past "
             f"completions as they were sampled: its as_history turns {change}; "
             "set policy.history_images_most = 0, or let as_history return its text"
         )
@@ -83,13 +83,13 @@ class _AsIs:
 
 
 def _changed_in_history(action_parser: Any) -> str:
-    """Return a completion that the action parser shows otherwise in a prompt, and as what; empty if it shows none."""
+    """Return a completion that the action parser changes in the history, and into what; empty without one."""
     for action in (Click(x=500, y=300), Type(text="a"), Done()):
         with contextlib.suppress(Exception):  # not every language has every action
             text = action_parser.format(action, _AsIs(), thought="Now this.")
             changed = action_parser.as_history(text)
             if changed != text:
-                return f"{shown(text)} into {shown(changed)}"
+                return f"{short_value(text)} into {short_value(changed)}"
     return ""
 
 
@@ -105,21 +105,13 @@ POLICY = Table(
                 0 < c.policy.history_images_most <= c.policy.history_images
                 and 2 * c.policy.history_images + 1
             ),
-            "must be 0 or > policy.history_images ({policy.history_images}), got {value}; set e.g. {found}",
+            "must be 0 or > policy.history_images ({policy.history_images}), got {value}; set e.g. {detail}",
         ),
         Rule(
             "policy.history_images",
             lambda c: _past(c.policy) > c.policy.history_turns and _past(c.policy),
-            "= {value} shows {found} past screenshots but policy.history_turns keeps "
-            "{policy.history_turns} turns; set policy.history_turns >= {found}",
-        ),
-        Rule(
-            "policy.history_texts",
-            lambda c: (
-                c.policy.history_texts - 1 > c.policy.history_turns and c.policy.history_texts - 1
-            ),
-            "= {value} shows texts of {found} past screens but policy.history_turns keeps "
-            "{policy.history_turns} turns; set policy.history_turns >= {found}",
+            "= {value} shows {detail} past screenshots but policy.history_turns keeps "
+            "{policy.history_turns} turns; set policy.history_turns >= {detail}",
         ),
         Rule(
             "policy.part_order",
@@ -130,14 +122,14 @@ POLICY = Table(
             ),
             '= "image_first" cannot hold where policy.history_turns = {policy.history_turns} keeps '
             "turns whose screenshots policy.history_images = {policy.history_images} drops; set "
-            '"instruction_first", or policy.history_turns = {found}',
+            '"instruction_first", or policy.history_turns = {detail}',
         ),
         Rule(
             "policy.template",
             lambda c: "{instruction}" not in c.policy.template,
             "needs {{instruction}} where the task belongs, got {value}",
         ),
-        Rule("policy.action_parser", _parser_problem, "{found}"),
+        Rule("policy.action_parser", _parser_problem, "{detail}"),
         Rule(
             "policy.coordinates",
             lambda c: c.policy.action_parser == "compact" and c.policy.coordinates != "thousandths",
@@ -187,7 +179,7 @@ def _no_verifier(config: Config) -> str:
     if (model_folder(path) / VERIFIER).is_file():
         return ""
     return (
-        f"= {shown(path)} is no verifier: it has no {VERIFIER}; train one with `dart tune --data "
+        f"= {short_value(path)} is no verifier: it has no {VERIFIER}; train one with `dart tune --data "
         "ROWS --model MODEL --out OUT`"
     )
 
@@ -207,7 +199,7 @@ SCREENS = Table(
         Rule(
             "policy.coordinates",
             _no_screens,
-            '= "resized" needs the preprocessor of model.path on every host that plays: {found}',
+            '= "resized" needs the preprocessor of model.path on every host that plays: {detail}',
         ),
     ),
     ("env", "serve"),
@@ -217,22 +209,22 @@ MODEL = Table(
         Rule(
             "model.path",
             lambda c: unreadable(model_folder(c.model.path)),
-            "cannot be read: {found}; choose another, got {value}",
+            "cannot be read: {detail}; choose another, got {value}",
             ends=True,
         ),
-        Rule("model.path", lambda c: model_problem(c.model.path), "{found}", ends=True),
-        Rule("model.lora", lambda c: c.model.lora and lora_problem(), "cannot be used: {found}"),
+        Rule("model.path", lambda c: model_problem(c.model.path), "{detail}", ends=True),
+        Rule("model.lora", lambda c: c.model.lora and lora_problem(), "cannot be used: {detail}"),
         Rule(
             "model.adapters",
             lambda c: c.model.adapters and not c.model.lora,
-            "needs [model.lora] with the rank, alpha and targets of its adapters",
+            "needs [model.lora] with the rank and alpha of its adapters",
         ),
         Rule(
             "model.adapters",
             lambda c: (
                 c.model.adapters and c.model.lora and folder_problem(c.model.adapters, c.model.lora)
             ),
-            "{found}",
+            "{detail}",
         ),
         Rule(
             "policy.pointing",
@@ -240,7 +232,7 @@ MODEL = Table(
             '= "pointer" needs a pointer head, which model.path = "{model.path}" has not; make a folder '
             "that has one with `dart model add-pointer {model.path} OUT` and name that",
         ),
-        Rule("policy.verifier", _no_verifier, "{found}"),
+        Rule("policy.verifier", _no_verifier, "{detail}"),
     ),
     ("rollout", "train", "eval", "tune"),
     needs_model,
@@ -265,7 +257,7 @@ SERVED = Table(
 
 
 def _own_problem(key: OwnKey, name: str) -> str:
-    """Why the user's own engine or learner cannot be used."""
+    """Return why the user's own engine or learner cannot be used; empty if it can."""
     if ":" not in name:
         return ""
     try:
@@ -278,13 +270,13 @@ def _own_problem(key: OwnKey, name: str) -> str:
 OWN_ENGINE = Table(
     (
         Rule(
-            "rollout.engine", lambda c: _own_problem("rollout.engine", c.rollout.engine), "{found}"
+            "rollout.engine", lambda c: _own_problem("rollout.engine", c.rollout.engine), "{detail}"
         ),
     ),
     ("rollout", "eval"),
 )
 OWN_LEARNER = Table(
-    (Rule("train.learner", lambda c: _own_problem("train.learner", c.train.learner), "{found}"),),
+    (Rule("train.learner", lambda c: _own_problem("train.learner", c.train.learner), "{detail}"),),
     ("train",),
 )
 VLLM = Table(
@@ -292,7 +284,7 @@ VLLM = Table(
         Rule(
             "vllm.options",
             lambda c: ", ".join(sorted(VLLM_OWN & c.vllm.options.keys())),
-            "may not set {found}: dart sets it; [vllm] and [rollout] have fields for what can be chosen",
+            "may not set {detail}: dart sets it; [vllm] and [rollout] have fields for what can be chosen",
         ),
         Rule(
             "rollout.device",
@@ -303,7 +295,7 @@ VLLM = Table(
             "= {value} is one device, vllm.tensor_parallel = {vllm.tensor_parallel} needs "
             '{vllm.tensor_parallel}; set "cuda" and choose by CUDA_VISIBLE_DEVICES',
         ),
-        Rule("rollout.engine", lambda _: vllm_problem(), '= "vllm": {found}'),
+        Rule("rollout.engine", lambda _: vllm_problem(), '= "vllm": {detail}'),
     ),
     ("rollout", "eval"),
     lambda c: c.rollout.engine == "vllm",
@@ -314,7 +306,7 @@ VLLM = Table(
 
 
 def _judge(config: Config) -> JudgeConfig:
-    """Return the judge; without one, one that nothing is wrong with."""
+    """Return the judge of a configuration, or a valid one where there is none."""
     return config.env.judge or JudgeConfig(model="builtin:tiny")
 
 
@@ -352,9 +344,9 @@ JUDGE = Table(
         Rule(
             "env.judge.model",
             lambda c: not _judge(c).url and model_problem(_judge(c).model),
-            "{found}; or set env.judge.url for a model behind a server",
+            "{detail}; or set env.judge.url for a model behind a server",
         ),
-        Rule("env.judge.url", _url_problem, "{found}"),
+        Rule("env.judge.url", _url_problem, "{detail}"),
         Rule(
             "env.judge.key_env",
             lambda c: (

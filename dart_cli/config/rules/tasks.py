@@ -1,4 +1,4 @@
-"""What is played: rows of [env] and of the lists of tasks, some of which try the user's suite."""
+"""Rules about what is played: of [env] and of the lists of tasks. Some of them load the user's suite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bus.errors import MissingPartError, TaskError
 from dart_cli.config.rules import Condition, Rule, Table, twice, value_of
 from dart_cli.config.schema import TRAIN_SEEDS, Config, JudgeConfig, observed_kinds
 from dart_cli.config.task_split import composed_tasks, trained_tasks, training_tasks
-from dart_cli.config.values import shown
+from dart_cli.config.values import short_value
 from envs.contract.base import Task
 from envs.contract.registry import (
     SHIPPED,
@@ -27,7 +27,7 @@ from envs.contract.registry import (
 logger = logging.getLogger(__name__)
 
 _LISTS = ("env.tasks", "env.heldout", "eval.tasks", "eval.compositions")
-_CHOSEN: dict[str, Callable[[Config], list[Task]]] = {
+_SELECTIONS: dict[str, Callable[[Config], list[Task]]] = {
     "env.tasks": training_tasks,
     "eval.tasks": trained_tasks,
     "eval.compositions": composed_tasks,
@@ -50,7 +50,7 @@ ENV = Table(
         Rule(
             "eval.compositions",
             lambda c: next((t for t in c.eval.compositions if t in c.env.tasks), ""),
-            "holds {found!r}, which env.tasks trains on; remove it from one of them",
+            "holds {detail!r}, which env.tasks trains on; remove it from one of them",
         ),
         Rule(
             "env.screenshots",
@@ -58,9 +58,9 @@ ENV = Table(
                 c.env.screenshots != "png"
                 and (before := c.env.options.get("encoding", "png"))
                 not in ("png", c.env.screenshots)
-                and shown(before)
+                and short_value(before)
             ),
-            "is {value}, but env.options.encoding = {found} has lost detail before; remove that option",
+            "is {value}, but env.options.encoding = {detail} has lost detail before; remove that option",
         ),
     )
 )
@@ -83,7 +83,7 @@ def _suite_problem(config: Config) -> str:
 
 
 def _refused(check: Callable[[Config], object]) -> Condition:
-    """Return what a check of a suite says against it."""
+    """Return the condition that a check of the suite raises TaskError; its detail is the message."""
 
     def broken(config: Config) -> str:
         try:
@@ -96,66 +96,66 @@ def _refused(check: Callable[[Config], object]) -> Condition:
 
 
 def _unknown(config: Config, key: str) -> list[str]:
-    """Why names and patterns of a list name no task of the suite."""
-    found = []
+    """Return the errors for names and patterns of a list that fit no task of the suite."""
+    errors = []
     for pattern in value_of(config, key):
         try:
             select_tasks(config.env.suite, [pattern])
         except TaskError as error:
-            found.append(str(error))
-    return found
+            errors.append(str(error))
+    return errors
 
 
 def _unknown_task(key: str) -> Rule:
     def broken(config: Config) -> str:
         wrong = _unknown(config, key)
-        # Where none is known, they are likely those of the suite that was configured before.
+        # If none is known, they are probably tasks of the suite that was configured before.
         all_of_them = len(wrong) == len(value_of(config, key))
-        cure = f"; if they are another suite's, set {key}=[] for all" if all_of_them else ""
-        return f"{wrong[0]}{cure}" if wrong else ""
+        fix = f"; if they are another suite's, set {key}=[] for all" if all_of_them else ""
+        return f"{wrong[0]}{fix}" if wrong else ""
 
-    return Rule(key, broken, "cannot be used: {found}")
+    return Rule(key, broken, "cannot be used: {detail}")
 
 
 def _is_known(config: Config) -> bool:
-    """Whether all lists name tasks; before that no split of them can be told."""
+    """Return True if all lists name tasks of the suite; otherwise they cannot be split."""
     return not any(_unknown(config, key) for key in _LISTS)
 
 
 def _held_out(config: Config) -> str:
-    """Return a task that env.tasks writes out, although its suite holds it out."""
+    """Return a task that env.tasks names in full although its suite holds it out; empty without one."""
     if not _is_known(config):
         return ""
-    named = (each for each in config.env.tasks if not is_pattern(each))
-    return next((t for t in named if find_task(config.env.suite, t).split == "heldout"), "")
+    ids = (name for name in config.env.tasks if not is_pattern(name))
+    return next((t for t in ids if find_task(config.env.suite, t).split == "heldout"), "")
 
 
 def _held_here(config: Config) -> str:
-    """Return a task that env.tasks writes out, although env.heldout holds it out."""
+    """Return a task that env.tasks names in full although env.heldout holds it out; empty without one."""
     if not config.env.heldout or not _is_known(config):
         return ""
-    held = {task.id for task in select_tasks(config.env.suite, config.env.heldout)}
-    free = (t for t in config.env.tasks if not is_pattern(t) and t in held)
-    return next((t for t in free if find_task(config.env.suite, t).split != "heldout"), "")
+    heldout = {task.id for task in select_tasks(config.env.suite, config.env.heldout)}
+    ids = (t for t in config.env.tasks if not is_pattern(t) and t in heldout)
+    return next((t for t in ids if find_task(config.env.suite, t).split != "heldout"), "")
 
 
-def _chosen(key: str) -> Rule:
-    """Whether a list leaves tasks, and what judges them."""
+def _selection_rule(key: str) -> Rule:
+    """Return the rule that a list selects tasks, and that each of them is evaluated or judged."""
 
     def broken(config: Config) -> str:
         if not _is_known(config):
             return ""
         try:
-            found = _CHOSEN[key](config)
+            tasks = _SELECTIONS[key](config)
         except TaskError as error:
             return f"cannot be used: {error}"
-        return unjudged_problem(config.env.judge, found)
+        return unjudged_problem(config.env.judge, tasks)
 
-    return Rule(key, broken, "{found}")
+    return Rule(key, broken, "{detail}")
 
 
 def unjudged_problem(judge: JudgeConfig | None, tasks: Sequence[Task]) -> str:
-    """Return what is wrong with tasks that nothing judges; empty if nothing is."""
+    """Return the error for tasks that have neither an evaluator nor a judge; empty if there are none."""
     without = [task.id for task in tasks if not task.evaluated]
     if judge is not None or not without:
         return ""
@@ -166,7 +166,7 @@ def unjudged_problem(judge: JudgeConfig | None, tasks: Sequence[Task]) -> str:
     )
 
 
-_SUITE = Rule("env.suite", _suite_problem, "cannot be used: {found}", ends=True)
+_SUITE = Rule("env.suite", _suite_problem, "cannot be used: {detail}", ends=True)
 
 TASKS = Table(
     (
@@ -174,25 +174,25 @@ TASKS = Table(
         Rule(
             "env.options",
             _refused(lambda c: check_options(c.env.suite, c.env.options)),
-            "cannot be used: {found}",
+            "cannot be used: {detail}",
         ),
         Rule(
             "env.observe",
             _refused(lambda c: check_observe(c.env.suite, observed_kinds(c.env))),
-            "cannot be used: {found}",
+            "cannot be used: {detail}",
         ),
         *map(_unknown_task, _LISTS),
         Rule(
             "env.tasks",
             _held_out,
-            "holds {found!r}, which its suite keeps out of training; move it to eval.compositions",
+            "holds {detail!r}, which its suite keeps out of training; move it to eval.compositions",
         ),
         Rule(
             "env.heldout",
             _held_here,
-            "names {found!r}, which env.tasks trains on; remove it from one of them",
+            "names {detail!r}, which env.tasks trains on; remove it from one of them",
         ),
-        *map(_chosen, _CHOSEN),
+        *map(_selection_rule, _SELECTIONS),
     ),
     ("env", "serve", "data", "eval"),
 )
@@ -201,10 +201,10 @@ TASKS = Table(
 # --- where environments are played: what they need is installed, and takes its options
 
 
-def _made(config: Config) -> Exception | None:
-    """Return the error of making an environment with its options, which is not started; None without one.
+def _making_error(config: Config) -> Exception | None:
+    """Return the error of making an environment, without starting it; None if it can be made.
 
-    A user's own environment that belongs in a process is not made in this one.
+    The user's own environment is not made here where env.isolation puts it into a process.
     """
     suite, options = config.env.suite, config.env.options
     is_apart = config.env.isolation == "process" and suite not in SHIPPED
@@ -218,19 +218,20 @@ def _made(config: Config) -> Exception | None:
         logger.warning(
             "suite %s cannot make an environment now (%s); until it can, its episodes are invalid; "
             "`dart env check` shows more",
-            *(suite, _one_line(error)),
+            suite,
+            _one_line(error),
         )
     return None
 
 
 def _is_usable(config: Config) -> bool:
-    """Whether the suite is there, and knows its options and texts."""
+    """Return True if the suite can be loaded and accepts its options and texts."""
     usable = TASKS.rows[:3]
     return not any(broken(config) for _, broken, *_ in usable)
 
 
 def _refused_option(config: Config) -> str:
-    match _made(config):
+    match _making_error(config):
         case MissingPartError() | None:
             return ""
         case TaskError() as error:
@@ -240,17 +241,17 @@ def _refused_option(config: Config) -> str:
 
 
 def _longest_reset(config: Config) -> str:
-    """Return the seconds that the suite gives a reset, where the deadline is not longer."""
+    """Return the seconds that the suite allows a reset, if the deadline is not longer; empty if it is."""
     env = config.env
     try:
         longest_s = longest_reset_s(env.suite, env.options) if _is_usable(config) else 0.0
-    except TaskError:  # of a value that `env.options` is refused for
+    except TaskError:  # reported by the rule of `env.options`
         return ""
     return f"{longest_s:g}" if longest_s >= env.reset_deadline_s else ""
 
 
 def _longest_reset_problem(config: Config) -> str:
-    """Return why the suite cannot say what it gives a reset; empty where its options are refused anyway."""
+    """Return why the suite cannot tell how long a reset takes; empty where its options are refused anyway."""
     if not _is_usable(config):
         return ""
     try:
@@ -264,34 +265,34 @@ def _missing_part(config: Config) -> str:
     env = config.env
     if _suite_problem(config):
         return ""
-    if isinstance(error := _made(config), MissingPartError):
+    if isinstance(error := _making_error(config), MissingPartError):
         return str(error)
     try:
-        check_parts(env.suite, env.options, _played(config), observed_kinds(env))
+        check_parts(env.suite, env.options, _task_ids(config), observed_kinds(env))
     except MissingPartError as missing:
         return str(missing)
     return ""
 
 
-def _played(config: Config) -> set[str] | None:
-    """Return the ids of all tasks that are trained on or evaluated; None where these cannot be told."""
+def _task_ids(config: Config) -> set[str] | None:
+    """Return the ids of all tasks that are trained on or evaluated; None where they cannot be selected."""
     try:
-        return {task.id for tasks in _CHOSEN.values() for task in tasks(config)}
+        return {task.id for tasks in _SELECTIONS.values() for task in tasks(config)}
     except TaskError:
         return None
 
 
 PLAYED = Table(
     (
-        Rule("env.options", _refused_option, "cannot be used: {found}"),
+        Rule("env.options", _refused_option, "cannot be used: {detail}"),
         Rule(
             "env.reset_deadline_s",
             _longest_reset,
-            "must be > {found}, the seconds that suite {env.suite} gives a reset (a boot, a browser) by its "
+            "must be > {detail}, the seconds that suite {env.suite} gives a reset (a boot, a browser) by its "
             "options, got {value}; raise it, or a reset is given up while its environment starts",
         ),
-        Rule("env.suite", _longest_reset_problem, "cannot be used: {found}"),
-        Rule("env.suite", _missing_part, "= {value} cannot be played here: {found}"),
+        Rule("env.suite", _longest_reset_problem, "cannot be used: {detail}"),
+        Rule("env.suite", _missing_part, "= {value} cannot be played here: {detail}"),
     ),
     ("env", "eval"),
 )

@@ -1,14 +1,14 @@
 """The whole configuration of a run: its sections, their keys, types and ranges.
 
-    Config         the sections; each field carries its meaning, unit and range below it
-    section_types  the sections by name
+    Config         all sections; the text below a field has its meaning, unit and range
+    section_types  the class of each section, by name
 
-`dart init` writes the field texts as comments, docs/config.md holds them as tables. load.py reads a
-TOML file into a Config; rules/ has what no single field can show.
+`dart init --full` writes the field texts as comments, and docs/config.md has them as tables. load.py reads a
+TOML file into a Config; rules/ checks what no single field can show.
 
-The sections are in modules by their names, and imported from here:
+Each module has the sections of its name. Import them from here:
 
-    base           the base of all sections, types and bounds that fields share
+    base           the base class of all sections, and the types and bounds that fields share
     run_bus_up     [run], [bus], [up]
     model_policy   [model], [model.lora], [policy]
     env            [env], [env.judge]
@@ -26,11 +26,8 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from dart_cli.config.schema.base import (
-    TRAIN_SEEDS,
-    Section,
-)
-from dart_cli.config.schema.data import BY_BASELINE, DataConfig
+from dart_cli.config.schema.base import TRAIN_SEEDS, Section
+from dart_cli.config.schema.data import BY_TRACKER, OVER_PROVISION, DataConfig
 from dart_cli.config.schema.env import EnvConfig, JudgeConfig, observed_kinds
 from dart_cli.config.schema.eval import EvalConfig
 from dart_cli.config.schema.model_policy import (
@@ -57,6 +54,7 @@ __all__ = [
     "KEEP_CHECKPOINTS",
     "LEAST_RATE",
     "MODEL_ENGINES",
+    "OVER_PROVISION",
     "POINT_PARTS",
     "TRAIN_SEEDS",
     "Config",
@@ -82,7 +80,7 @@ __all__ = [
 
 
 class Config(Section):
-    """A run, whole."""
+    """The configuration of a run: all sections."""
 
     run: RunConfig = RunConfig()
     bus: BusConfig = BusConfig()
@@ -101,21 +99,21 @@ class Config(Section):
 
 
 def section_types() -> dict[str, type[Section]]:
-    """Return the sections of a configuration by name, in their order of presentation.
+    """Return the class of each section by name, in the order of the documentation.
 
-    An optional section within another, `model.lora`, comes after it.
+    A section within another, such as `model.lora`, follows it.
     """
-    found: dict[str, type[Section]] = {}
+    types: dict[str, type[Section]] = {}
     for name, field in Config.model_fields.items():
-        found[name] = type(field.default)
-        for key, inner in found[name].model_fields.items():
+        types[name] = type(field.default)
+        for key, inner in types[name].model_fields.items():
             if (kind := inner_section(inner.annotation)) is not None:
-                found[f"{name}.{key}"] = kind
-    return found
+                types[f"{name}.{key}"] = kind
+    return types
 
 
 def inner_section(annotation: Any) -> type[Section] | None:
-    """Return the section of a field that may hold one, or be unset; None for every other field."""
+    """Return the class of the section that a field may hold; None for a field of a plain value."""
     for kind in get_args(annotation):
         if isinstance(kind, type) and issubclass(kind, Section):
             return kind

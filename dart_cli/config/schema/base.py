@@ -15,7 +15,10 @@ _AnyPath = TypeVar("_AnyPath", str, Path)
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, strict, unknown keys refused, field docstrings are the help."""
+    """Base of all sections: frozen and strict, without unknown keys.
+
+    The docstrings of fields are their help texts.
+    """
 
     model_config = ConfigDict(
         frozen=True,
@@ -28,7 +31,10 @@ class Section(BaseModel):
 
 
 def without_control(path: _AnyPath) -> _AnyPath:
-    """Return the path, refused where it has a null byte, which no system takes, or breaks a line of a log."""
+    """Return the path.
+
+    Raise PydanticCustomError for a null byte, a line break or a control character in it.
+    """
     if "\0" in str(path):
         raise PydanticCustomError("null_byte", "has a null byte, as no path has; choose another")
     if not str(path).isprintable():
@@ -38,15 +44,15 @@ def without_control(path: _AnyPath) -> _AnyPath:
     return path
 
 
-def one_of(known: Collection[str], own: str) -> AfterValidator:
-    """Return a known name, or code of a user's own: `my_module:Attribute` or `file.py:Attribute`."""
+def one_of(names: Collection[str], own: str) -> AfterValidator:
+    """Return a check that accepts one of `names`, or the user's own code, which is written like `own`."""
 
     def check(name: str) -> str:
-        if name not in known and ":" not in name:
+        if name not in names and ":" not in name:
             raise PydanticCustomError(
                 "own_name",
-                f"must be {', '.join(known)}, or your own as {own}",
-                {"hint": did_you_mean(name, known)},
+                f"must be {', '.join(names)}, or your own as {own}",
+                {"hint": did_you_mean(name, names)},
             )
         return name
 
@@ -54,14 +60,16 @@ def one_of(known: Collection[str], own: str) -> AfterValidator:
 
 
 TRAIN_SEEDS = 1_000_000
-"""Training episodes have task seeds below this, held-out ones from here on: they never meet."""
+"""Training episodes have task seeds below this number, held-out ones have seeds from it on."""
 
 MANY = 1_000_000
-"""Upper bound of counts and seconds that have no lower one: more is a typing mistake."""
+"""Upper bound of counts and seconds that have no smaller bound. A larger number is a typing mistake."""
 
 MOST_THREADS = 1024
-MOST_SLOTS = 10_000  # of one process; each is a thread or a process
-MOST_TOKENS = 1_000_000  # of one completion
+MOST_SLOTS = 10_000
+"""Environments, requests or sessions of one process; each environment is a thread or a process."""
+MOST_TOKENS = 1_000_000
+"""Tokens of one completion."""
 MOST_PIXELS = 2**31 - 1
 
 Positive = Annotated[int, Field(ge=1, le=MANY)]

@@ -18,38 +18,43 @@ from dart_cli.config.schema.base import (
 )
 
 MODEL_ENGINES = ("transformers", "vllm")
-"""Values of `rollout.engine` that run the policy's model; the others answer without one."""
+"""Values of `rollout.engine` that run the policy's model."""
+
 KV_CACHE_MB = 4096
-"""`transformers`: MiB for the keys and values of the requests decoded together, their longest counted for each; a
-request that does not fit waits. A single one is served, however large."""
+"""Engine `transformers`: MiB for the keys and values of the requests that are decoded together. Each request
+counts with its greatest length, and waits while it does not fit. A request that is alone is served, however
+large it is."""
+
 PREFIX_CACHE_MB = 1024
-"""`transformers`: MiB beside them for those of earlier requests, with which a request that begins like one of them is
-not computed from its start."""
+"""Engine `transformers`: MiB for the keys and values of earlier requests. A request that begins like one of
+them is not computed from its start."""
+
 ENGINES = (*MODEL_ENGINES, "scripted")
 
 
 class RolloutConfig(Section):
-    """One rollout worker: an engine and how it samples."""
+    """One rollout worker: its engine, and how it samples."""
 
     engine: Annotated[str, one_of(ENGINES, "my_package.my_module:MyEngine")] = "transformers"
-    """What runs the model: `vllm` on GPUs, see section [vllm] and docs/engines.md; `transformers`
-    anywhere. `scripted` answers at random without a model, to try the processes. Your own as `my_package.my_module:MyEngine`: called
-    with the configuration, it returns a `Model` (dart_cli/engines/base.py)."""
+    """What runs the model: `vllm` on GPUs (section [vllm], docs/engines.md), or `transformers` anywhere.
+    `scripted` answers at random without a model, to try the processes. Your own is
+    `my_package.my_module:MyEngine`: it is called with the configuration and returns a `Model`
+    (dart_cli/engines/base.py)."""
 
     temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)
-    """Sampling temperature; the trainer divides logits by the same."""
+    """Sampling temperature. The trainer divides logits by the same number."""
 
     max_tokens: int = Field(default=16, ge=1, le=MOST_TOKENS)
-    """Longest completion, tokens."""
+    """Largest length of a completion, tokens."""
 
     max_batch: int = Field(default=32, ge=1, le=MOST_SLOTS)
-    """Requests decoded together."""
+    """Largest number of requests that are decoded together."""
 
     device: Device = "auto"
-    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    """Device of the engine: `auto`, `cpu`, `cuda` or `cuda:N`."""
 
     threads: Threads = 1
-    """CPU threads of torch; with more threads than free cores it stalls."""
+    """Number of CPU threads of torch. More threads than free cores make it much slower."""
 
     deadline_s: PositiveSeconds = 60.0
-    """Seconds an environment waits for a completion, over all workers that it can ask."""
+    """Seconds that an environment waits for a completion, over all workers that it can ask."""

@@ -1,4 +1,4 @@
-"""The run and its processes: [run], [bus], [up]."""
+"""The run and its processes: sections [run], [bus], [up]."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from dart_cli.config.schema.base import Folder, Section
 
 
 class RunConfig(Section):
-    """Where the run lives and what makes it repeatable."""
+    """Where the run is stored, and its seed."""
 
     dir: Folder = Path("runs/default")
-    """Run directory: database, weights, logs, sockets; made private (0700). Relative to the shell's."""
+    """Run directory, with database, weights, logs and sockets. It is made private (0700). A relative path
+    begins at the current directory."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Seeds task order, environments and sampling."""
+    """Seed of the order of tasks, of the environments and of sampling."""
 
 
 class BusConfig(Section):
-    """How the processes reach each other: sockets in the run directory, or over tcp."""
+    """How the processes reach each other: by sockets in the run directory, or over tcp."""
 
     host: str = ""
-    """Address of `dart data` for tcp, across hosts: it binds it at `port`; `dart rollout` binds its own
-    address on the route to it, at a free port. Empty: sockets in the run directory, one host."""
+    """Address of `dart data`, for a run over tcp on several hosts. `dart data` listens there at `port`; `dart
+    rollout` listens at a free port of its host's address on the route to it. If empty, the run is on one host
+    and uses sockets in the run directory."""
 
     port: int = Field(default=7800, ge=1024, le=65000)
-    """First of four tcp ports: three of `dart data` (requests, telemetry in, telemetry out), and the trainer's
-    for a broadcast of weights."""
+    """First of four tcp ports: three of `dart data` (requests, telemetry in, telemetry out), and one of the
+    trainer, for broadcasts of weights."""
 
     keys: Folder | None = None
-    """Folder of CURVE keys that `dart keys` made, the same on every host; required beyond loopback."""
+    """Folder of CURVE keys, made by `dart keys` and the same on every host. It is required beyond
+    loopback."""
 
     @property
     def transport(self) -> Literal["ipc", "tcp"]:
-        """What carries messages: tcp where a host is named."""
+        """What carries messages: tcp where `host` is set, else sockets (ipc)."""
         return "tcp" if self.host else "ipc"
 
 
@@ -44,23 +47,25 @@ Gpus = list[Annotated[int, Field(ge=0, le=1023)]]
 
 
 class UpConfig(Section):
-    """What `dart up` starts, and which GPUs each process sees."""
+    """Which processes `dart up` starts, and which GPUs each of them sees."""
 
     envs: int = Field(default=1, ge=0, le=256)
-    """`dart env` processes."""
+    """Number of `dart env` processes."""
 
     rollouts: int = Field(default=1, ge=0, le=256)
-    """`dart rollout` processes."""
+    """Number of `dart rollout` processes."""
 
     serve: bool = False
-    """Whether a `dart serve` process is started, too: for agents that play through it, with `envs` = 0
-    in place of our environments."""
+    """Whether a `dart serve` process is started as well, for agents that play through it. With `envs` = 0
+    they take the place of dart's environments."""
 
     train_gpus: Gpus = []
     """GPUs of the trainer, one for each of `train.ranks`: nvidia-smi's numbers or, where CUDA_VISIBLE_DEVICES
-    is set, places in its list, from 0 on. Empty: the first that `rollout_gpus` does not name, where there are
-    enough for each process of this host, else all. Not with `torchrun`, which gives ranks their own."""
+    is set, places in its list, from 0 on. If empty, the trainer takes the first GPUs that `rollout_gpus` does
+    not name, where there are enough for every process of this host, and else sees all. Leave it empty with
+    `torchrun`, which gives each rank its GPU."""
 
     rollout_gpus: Gpus = []
-    """Likewise of the rollout workers, shared out by the number in their names, `vllm.tensor_parallel` for
-    each, to `rollouts` of them. Empty: those that the trainer leaves, where there are enough, else all."""
+    """GPUs of the rollout workers, written likewise: `vllm.tensor_parallel` for each of `rollouts` workers,
+    in the order of the numbers in their names. If empty, the workers take the GPUs that the trainer leaves,
+    where there are enough, and else see all."""

@@ -6,64 +6,65 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from dart_cli.config.schema.base import (
-    MANY,
-    Count,
-    Folder,
-    Section,
-    without_control,
-)
+from dart_cli.config.schema.base import MANY, Count, Folder, Section, without_control
 
 
 class TuneConfig(Section):
-    """Supervised training of a model folder, `dart tune`: docs/tune.md."""
+    """Supervised training of a model folder by `dart tune` (docs/tune.md)."""
 
     data: list[Annotated[str, AfterValidator(without_control)]] = []
-    """What is learned from, all of one kind: run directories and Parquet files of `dart data export`, whose
-    successes are learned; folders with episodes that others played (`episodes.jsonl`); grounding sets in any layout
-    that `dart eval grounding` reads; or one folder of `dart model verifier-rows`."""
+    """Paths of the training data, all of one kind: run directories and Parquet files of `dart data export`,
+    whose successes are learned; folders of episodes that were played elsewhere (`episodes.jsonl`); grounding
+    sets in any layout that `dart eval grounding` reads; or one folder of `dart model verifier-rows`."""
 
     out: Folder | None = None
-    """The model folder to make. Beside it `OUT.part` holds what a second start goes on from."""
+    """The model folder to make. Beside it, `OUT.part` holds the state from which a second start continues."""
 
     write: Literal["model", "adapters"] = "model"
-    """With `model.lora`: the whole `model` with the adapters in its weights, which loads everywhere, or
-    the `adapters` alone, as peft's folder."""
+    """With `model.lora`: what is written. `model` is the whole model with the adapters merged into its
+    weights, which loads everywhere; `adapters` are the adapters alone, as a folder of peft."""
 
     trajectories: Literal["own", "pool", "both"] = "own"
-    """Of a run: its `own` successes, the members of its experience `pool`, or `both`."""
+    """Which trajectories of a run are learned: its `own` successes, the members of its experience `pool`, or
+    `both`."""
 
     per_task: Count = 0
-    """Most trajectories of one task, the newest; 0 for all."""
+    """Largest number of trajectories of one task, of which the newest are taken. 0 takes all."""
 
     action_parser: str = ""
-    """How a grounding item is asked and answered, as `dart eval grounding --action-parser`; empty for
-    `policy.action_parser` where the file sets it, else for what the model folder shows."""
+    """How a grounding item is asked and answered, as in `dart eval grounding --action-parser`. If empty,
+    `policy.action_parser` where the file sets it, else the format that the model folder shows."""
 
     held_out: float = Field(default=0.125, ge=0, le=0.5)
-    """Share of the episodes or screenshots that is not learned: what was learned is measured on it, before and
-    after. Of fewer than 24 none are held out, of large sets at most 256 rows; 0 for none."""
+    """Share of the episodes or screenshots that is not learned. The model is measured on it before and after
+    the training. With fewer than 24 of them none is held out; of large sets at most 256 rows are. 0 holds out
+    none."""
 
     epochs: float | None = Field(default=None, gt=0, le=MANY)
-    """Passes over the data, over both stages together; unset: as many as make 400 updates, 2 to 40."""
+    """Number of passes over the data, in both stages together. If unset, as many as make 400 updates, from 2
+    to 40."""
 
     max_minutes: float = Field(default=0.0, ge=0, le=MANY)
-    """The training ends after this many minutes where its epochs take longer, all starts together; the learning rate
-    falls by the end of either. 0 for no limit. The held-out rows are measured before and after it."""
+    """Time limit of the training, minutes, over all of its starts. It ends at the limit or at the end of its
+    epochs, whichever comes first, and the learning rate has fallen by then. The measurements on held-out rows
+    before and after it do not count. 0 sets no limit."""
 
     batch: int | None = Field(default=None, ge=1, le=65_536)
-    """Examples of an update: items, or steps of trajectories; unset: 8 to 32, by how many there are."""
+    """Number of examples of an update: items, or steps of trajectories. If unset, 8 to 32, by how many there
+    are."""
 
     micro_batch: int = Field(default=0, ge=0, le=65_536)
-    """Grounding items of one forward pass; 0 for all of an update."""
+    """Number of grounding items in one forward pass. 0 takes all of an update."""
 
     lr: float | None = Field(default=None, ge=0, le=1)
-    """Peak learning rate: it rises over 3 % of a stage and falls along half a cosine. Unset: by the model's size,
-    1e-3 for the tiny model, 5e-6 for 7 billion parameters, ten times that for adapters."""
+    """Peak learning rate. The rate rises over 3 % of a stage and falls along half a cosine. If unset, it
+    follows the size of the model: 1e-3 for the tiny model, 5e-6 for 7 billion parameters, and ten times that
+    for adapters."""
 
     head_share: float = Field(default=0.5, ge=0, le=1)
-    """Pointer: share of the budget that trains the head and its tokens alone, first; 1 for nothing else."""
+    """With `policy.pointing` = "pointer": share of the budget, at the beginning, that trains only the pointer
+    head and its tokens. 1 trains nothing else."""
 
     target: Literal["box", "v2p"] = "box"
-    """Pointer: `box`, all cells that the box overlaps, alike; `v2p`, a bell over the box, and the probability
-    outside of it is a loss, too."""
+    """With `policy.pointing` = "pointer": the target of the pointer. `box`: all cells that the box overlaps,
+    equally. `v2p`: a bell curve over the box; the probability outside of it is then added to the loss."""

@@ -6,29 +6,27 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from dart_cli.config.schema.base import (
-    MANY,
-    Section,
-)
+from dart_cli.config.schema.base import MANY, Section
 
 
 class VllmConfig(Section):
-    """The engine of `rollout.engine = "vllm"`; docs/engines.md explains its keys."""
+    """The engine of `rollout.engine` = "vllm" (docs/engines.md)."""
 
     tensor_parallel: int = Field(default=1, ge=1, le=1024)
-    """GPUs that share one model; `dart rollout` takes the first ones that it sees."""
+    """Number of GPUs that share one model. `dart rollout` takes the first ones that it sees."""
 
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    """Share of each GPU's memory for weights, activations, features of screens and keys and values together."""
+    """Share of each GPU's memory for weights, activations, features of screens, and keys and values
+    together."""
 
     max_model_len: int = Field(default=0, ge=0, le=16 * MANY)
-    """Most tokens of prompt and completion together; 0 for as many as the model has positions. A
-    lower number leaves room for more requests."""
+    """Largest length of prompt and completion together, tokens. 0 allows as many as the model has positions.
+    A lower number leaves room for more requests."""
 
     lora: Literal["adapters", "merged"] = "adapters"
-    """With `model.lora`: serve `adapters` beside the weights, so that a request ends under the version
-    that it began with and nothing halts; or add each version to the weights (`merged`)."""
+    """With `model.lora`: how a new version is served. `adapters`: beside the weights; a request ends under
+    the version with which it began, and no request has to wait. `merged`: added to the weights."""
 
     options: dict[str, Any] = {}
-    """Further engine arguments by vLLM's own names, e.g. { enforce_eager = true } to start faster and serve
-    slower, { kv_cache_memory_bytes = 8589934592 } in place of `gpu_memory_utilization`."""
+    """Further arguments of the engine, by vLLM's names, e.g. { enforce_eager = true } to start faster and
+    serve slower, or { kv_cache_memory_bytes = 8589934592 } in place of `gpu_memory_utilization`."""

@@ -28,7 +28,7 @@ from typing import Any, Self
 from bus.errors import ConfigError
 from dart_cli.config.readers import Settings, differences, row_of
 from dart_cli.config.schema import Config
-from dart_cli.config.values import shown
+from dart_cli.config.values import short_value
 from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.run_dir import leave_error
 from dart_cli.runtime.streams import say_error
@@ -141,8 +141,8 @@ def refuse_other_settings(config: Config, member: Membership, store: Any) -> Non
         row = row_of(key)
         if "train" in row.readers and "train" not in row.free and key not in _PER_RANK:
             raise ConfigError(
-                f"{key} is {shown(mine.value(key))} for rank {member.rank} of the trainer and "
-                f"{shown(first.value(key))} for rank 0; start all ranks with the same file and the same --set"
+                f"{key} is {short_value(mine.value(key))} for rank {member.rank} of the trainer and "
+                f"{short_value(first.value(key))} for rank 0; start all ranks with the same file and the same --set"
             )
 
 
