@@ -158,20 +158,20 @@ def list_(
         raise typer.BadParameter(
             "--pool lists successes of the pool, among which only --task and --limit choose"
         )
-    choice = Choice(task, outcome, state, reason)
+    choice = TrajectoryFilter(task, outcome, state, reason)
     with open_reader(find_run(target)) as reader:
         check_tasks(reader, [task] if task else [])
         check_reason(reader, reason)
         if pool:  # also members that were removed from it
             rows = [Subject.of_pool(row) for row in reader.pool(task_id=task, evicted=True)]
         else:  # one more than the limit shows that there are others
-            rows = listed(reader, reader.trajectories(**choice.conditions, limit=limit + 1))
+            rows = subjects_of(reader, reader.trajectories(**choice.conditions, limit=limit + 1))
         if as_json:
             for row in rows[-limit:]:
                 _print_json(subject_json(row))
         else:
             print_list(_console(), str(reader.path.parent), rows, limit, pool=pool)
-        if not pool and (note := left_out_note(choice.left_out(reader))):
+        if not pool and (note := left_out_note(choice.count_hidden(reader))):
             typer.echo(note, err=as_json)
 
 
@@ -218,7 +218,7 @@ def show(
 
             draw_trajectory(film, reader, details)
         if as_json:
-            _print_json(shown_json(details))
+            _print_json(details_json(details))
             return
         place, events = str(reader.path.parent), explain_trajectory(reader, details)
         print_trajectory(_console(), place, details, events)

@@ -44,9 +44,9 @@ Force = Annotated[
 SmokeTest = Annotated[
     bool,
     typer.Option(
-        "--rehearse",
+        "--smoke-test",
         help="Run a smoke test only: play the run in miniature on this host, in a separate directory "
-        "(docs/rehearsal.md).",
+        "(docs/smoke-test.md).",
     ),
 ]
 SmokeTestMinutes = Annotated[

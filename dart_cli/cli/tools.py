@@ -92,7 +92,7 @@ def view(
 
     if trajectory and export is None:
         raise ConfigError("--trajectory chooses the page of --export; add --export FILE.html")
-    from dart_cli.inspection.find import find_run
+    from dart_cli.inspection.run_lookup import find_run
 
     try:
         from dart_cli.view.server import (
@@ -254,7 +254,7 @@ def doctor(
         )
     if smoke_test or smoke_test_minutes is not None:
         if target is None or target.is_dir():
-            raise ConfigError("--rehearse plays the run of a TOML file; name one")
+            raise ConfigError("--smoke-test plays the run of a TOML file; name one")
         others = {"--play": play, "--parity": parity, "--values": values, "--steps": steps}
         refuse_beside("--smoke-test", others | {"--json": as_json})
         from dart_cli.smoke_test.run_smoke_test import run_smoke_test

@@ -27,7 +27,7 @@ from dart_cli.config.learning_rate import with_rate
 from dart_cli.config.schema import Config
 from dart_cli.config.unknown_keys import did_you_mean, unknown_key, where_is
 from dart_cli.config.values import read_value, short_value
-from envs.contract.textfiles import read_text
+from envs.tools.textfiles import read_text
 
 DEFAULTS = Path("defaults")
 """What an error cites in place of a file where none was named."""

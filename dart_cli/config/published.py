@@ -4,7 +4,7 @@
     PUBLISHED      one checkpoint for each class
     published_of   the checkpoint of the same class as the model that a configuration names
 
-`dart doctor` plans with these sizes, and a smoke test (`--rehearse`) plays with a miniature of them. They are
+`dart doctor` plans with these sizes, and a smoke test (`--smoke-test`) plays with a miniature of them. They are
 copied from the config.json of the checkpoints.
 """
 

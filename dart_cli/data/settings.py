@@ -89,8 +89,8 @@ class RunSettings:
 
     def _is_superseded(self, request: JoinRequest, key: str) -> bool:
         """Return True if our --set changed a key that the process does not read and did not set."""
-        is_set = is_given(key, request.given)
-        return not (_reads(request, key) or is_set) and is_given(key, self._set_keys)
+        is_set = is_overridden(key, request.given)
+        return not (_reads(request, key) or is_set) and is_overridden(key, self._set_keys)
 
     # --- what is refused --------------------------------------------------------------------
 
@@ -151,8 +151,8 @@ class RunSettings:
         row = row_of(key)
         here, there = theirs.value(key), self._own.value(key)
         difference = (
-            f"{request.worker} was started {f'without {key}' if here is None else f'with {key} = {shown(here)}'}, "
-            f"dart data {'without it' if there is None else f'with {shown(there)}'}"
+            f"{request.worker} was started {f'without {key}' if here is None else f'with {key} = {short_value(here)}'}, "
+            f"dart data {'without it' if there is None else f'with {short_value(there)}'}"
         )
         if not _reads(request, key):
             return f"{difference}; dart {request.role} does not read it, dart {row.readers[0]} does"
@@ -201,7 +201,7 @@ class RunSettings:
 
 
 def _text(value: Any) -> str:
-    return "nothing" if value is None else shown(value)
+    return "nothing" if value is None else short_value(value)
 
 
 def _earlier_processes(run_dir: Path) -> dict[str, dict[str, Any]]:

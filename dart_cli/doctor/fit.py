@@ -245,7 +245,7 @@ def _apart_hint(plan: Plan, config: Config, room: HostCapacity) -> str:
 def gpu_shares(plan: Plan, config: Config, gpus: int) -> list[tuple[str, list[int], int]]:
     """Return (process, its GPUs as [up] numbers them, bytes on each) for a run on a host with `gpus` GPUs."""
     shares: list[tuple[str, list[int], int]] = []
-    train, listed = shared_out(config, gpus)
+    train, listed = divide_gpus(config, gpus)
     if plan.trainer is not None and config.train.device != "cpu":
         numbered = int(config.train.device.partition(":")[2] or 0)
         own = train or list(range(numbered, numbered + config.train.ranks))

@@ -322,7 +322,7 @@ def family(config: Config, *, of_model: bool = False) -> Iterator[Finding]:
         text = f"no engine here loads model_type {' or '.join(traits.model_types)}: action parser and prompt only"
         yield warning("family", text, f"to train a model: {CLASSES_CURE}")
     for origin in origins(config):
-        yield ok(f"policy.{origin.key}", told(origin))
+        yield ok(f"policy.{origin.key}", origin_line(origin))
 
 
 def values(config: Config) -> Iterator[Finding]:

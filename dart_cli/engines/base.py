@@ -164,7 +164,7 @@ class EngineMaker(Protocol):
 
 def load_own_engine(config: Config) -> Model:
     """Return the user's engine that `rollout.engine` names. Raises ConfigError."""
-    return made_by_own("rollout.engine", config.rollout.engine, config, Model)
+    return make_own("rollout.engine", config.rollout.engine, config, Model)
 
 
 class LoadMeter:

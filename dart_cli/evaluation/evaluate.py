@@ -182,7 +182,7 @@ def _check_options(config: Config, options: EvalOptions) -> Part:
 
 def _refuse_workers(config: Config, workers: int) -> None:
     """Raise ConfigError if there are GPUs for only some of the workers."""
-    _, gpus = shared_out(config, gpus_here())
+    _, gpus = divide_gpus(config, gpus_here())
     per_worker = gpus_per_worker(config)
     if gpus and workers * per_worker > len(gpus):
         possible = len(gpus) // per_worker
@@ -192,7 +192,7 @@ def _refuse_workers(config: Config, workers: int) -> None:
             f"--workers {workers}: {source} GPUs for {possible}; name more of them by "
             f"up.rollout_gpus, or use --workers {possible}"
         )
-    if workers > 1 and (problem := absent(gpus[: workers * per_worker])):
+    if workers > 1 and (problem := gpus_problem(gpus[: workers * per_worker])):
         raise ConfigError(f"--workers {workers}: up.rollout_gpus = {gpus} {problem}")
 
 

@@ -92,7 +92,7 @@ def _make_judge(store: Store, options: JudgeOptions) -> Judge:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise UserError(f"env.judge.{key}: {first['msg']}") from None
-    for finding in found_in(JUDGE, Config(env=EnvConfig(judge=config))):
+    for finding in broken_rules(JUDGE, Config(env=EnvConfig(judge=config))):
         raise UserError(str(finding))
     return Judge(config, options.limits)
 

@@ -194,7 +194,7 @@ def _spread(items: Sequence[T], most: int) -> list[T]:
 # --- what is stored ---------------------------------------------------------------------------
 
 
-class Settings(KeptSettings):
+class Settings(WorkSettings):
     """Everything that the answers depend on, and that is reported with every figure."""
 
     what: ClassVar = "evaluation of grounding"
@@ -230,7 +230,7 @@ class Settings(KeptSettings):
     verifier_digest: str = ""
 
 
-class AnswersFolder(KeptFolder):
+class AnswersFolder(WorkFolder):
     """The folder with the answers so far. Only one process at a time may have it open."""
 
     def __init__(self, folder: Path, settings: Settings, *, fresh: bool = False) -> None:
@@ -418,7 +418,7 @@ def _answer(
 
 def _verifier(folder: str, config: Config) -> Verifier:
     """Return the verifier in a folder, on the device and in the dtype of `config`. Raises ModelError."""
-    from dart_cli.policy.loader import pick_device
+    from dart_cli.hardware.device import pick_device
     from dart_cli.policy.verifier import load_verifier
 
     return load_verifier(folder_of(folder), config.model.dtype, pick_device(config.rollout.device))

@@ -85,7 +85,7 @@ def history_of(policy: PolicyConfig) -> History:
     return History(
         images=policy.history_images,
         turns=policy.history_turns,
-        texts=policy.history_texts,
+        texts=HISTORY_TEXTS,
         images_most=policy.history_images_most,
     )
 

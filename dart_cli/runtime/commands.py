@@ -74,7 +74,7 @@ def place(path: Path, overrides: list[str], train: str = "", rollout: str = "") 
         gpu_overrides += [f"up.rollout_gpus=[{rollout}]", f"up.rollouts={workers}"]
     overrides = [*overrides, *gpu_overrides]
     config = load_config(path, overrides)
-    for finding in (*found_in(GPUS, config), *found_in(OF_UP, config)):
+    for finding in (*broken_rules(GPUS, config), *broken_rules(OF_UP, config)):
         raise ConfigError(f"{finding} {Source(path, tuple(overrides)).cite(finding.subject)}")
     return placement(config)
 

@@ -328,8 +328,8 @@ def _log_changes(before: Config, now: Config, but: Collection[str]) -> None:
             logger.warning(
                 "%s was %s at the run's last start, is %s now",
                 key,
-                shown(was[key]),
-                shown(value),
+                short_value(was[key]),
+                short_value(value),
             )
 
 

@@ -215,7 +215,7 @@ class Player:
         self.plan.reduce(size.values, LACK_OF_TIME)
         self.config = self.plan.config
         (width, height), whole_s = size.screen, costs.seconds_of(config, size)
-        reduced = [f"{key} = {shown(value)}" for key, value in size.values.items()]
+        reduced = [f"{key} = {short_value(value)}" for key, value in size.values.items()]
         self.size_note = (
             f"a pass over the longest prompt, of {size.images} screens of {width}x{height}, takes "
             f"{pass_s(size):.1f} s here, and a process {start_s:.0f} s to start, so the run takes about "

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dart_cli.config.rules import Finding
-from dart_cli.config.values import shown
+from dart_cli.config.values import short_value
 from dart_cli.runtime.findings import sentence
 from dart_cli.smoke_test.config_changes import SmokeTestPlan
 from dart_cli.smoke_test.interruption import LACK_OF_TIME, Interruption
@@ -87,7 +87,7 @@ def _all_parts(plan: SmokeTestPlan) -> Iterator[Part]:
     def part(name: str, *keys: str, detail: str = "") -> Part:
         changes = [change for key in keys if (change := plan.change_of(key))]
         by = ", ".join(
-            f"{change.key} {shown(change.replacement)} for {shown(change.original)}"
+            f"{change.key} {short_value(change.replacement)} for {short_value(change.original)}"
             + (f" ({change.why})" if change.why else "")
             for change in changes
         )

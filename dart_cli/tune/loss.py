@@ -90,7 +90,7 @@ def collate_batch(
     pointed_images: list[int] = []
     targets: list[torch.Tensor] = []
     merge = policy.images.merge
-    image_indices = iter(inputs.shown)
+    image_indices = iter(inputs.image_order)
     for row, example in enumerate(examples):
         first = last - len(example.answer)  # position of the answer's first token
         for index in _sampled(example.answer, policy):

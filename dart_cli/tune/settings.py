@@ -18,7 +18,7 @@ from dart_cli.config.schema import Config
 from dart_cli.runtime.work_folder import SETTINGS, WorkSettings, refuse_foreign, refuse_other
 
 
-class TuneSettings(KeptSettings):
+class TuneSettings(WorkSettings):
     """Everything that the trained weights depend on."""
 
     what: ClassVar = "training"

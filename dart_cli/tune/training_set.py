@@ -123,7 +123,7 @@ class StepSet:
         with PackFeed(part, weights, self._policy) as packs:
             for pack in packs:
                 scores = self._model.score(pack, 1.0)
-                is_sampled = pack.drawn.to(scores.logprobs.device)
+                is_sampled = pack.is_drawn.to(scores.logprobs.device)
                 nll = -(scores.logprobs * is_sampled).sum() / count
                 entropy = (scores.entropies * is_sampled).sum() / count
                 costs = Costs(nll)

@@ -56,14 +56,14 @@ class TrainingFolder:
         Raises UserError if it has other settings, is no such folder, or is in use.
         """
         self.path = path
-        self._work_folder = KeptFolder(path, settings, fresh=fresh)
+        self._work_folder = WorkFolder(path, settings, fresh=fresh)
         if self._work_folder.moved is not None:
             shutil.rmtree(self._work_folder.moved)
         try:
             self.progress = _read(path / PROGRESS, Progress) or Progress()
             (path / CURVE).touch()
             os.truncate(path / CURVE, self.progress.curve)
-            self._curve: KeptLines[Point] = KeptLines(
+            self._curve: JsonLines[Point] = JsonLines(
                 path / CURVE, TypeAdapter(Point), self._work_folder.busy
             )
         except BaseException:

@@ -93,10 +93,10 @@ def test_the_dry_run_shows_the_keys_that_differ_from_their_defaults() -> None:
 
 def test_settings_that_nothing_reads_are_told_with_what_reads_them() -> None:
     assert "warning" not in dict(describe(Config()))
-    changed: dict[str, Any] = {"data": {"tracker_margin": 0.1}}
+    changed: dict[str, Any] = {"data": {"baseline_margin": 0.1}}
     told = dict(describe(Config.model_validate(changed)))["warning"]
-    assert told == "no effect: data.tracker_margin (only with data.advantage by trackers)"
-    changed["data"] |= {"group_size": 1, "advantage": "task_tracker"}
+    assert told == "no effect: data.baseline_margin (only with data.advantage by trackers)"
+    changed["data"] |= {"group_size": 1, "advantage": "task_baseline"}
     assert "warning" not in dict(describe(Config.model_validate(changed)))
 
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from bus.messages import Batch, Lease, LeaseRequest, Outcome
 from bus.weights import SyncDone, WeightsPublished
-from dart_cli.config.schema import OVER_PROVISION, Config
+from dart_cli.config.schema import Config
+from dart_cli.config.schema.data import OVER_PROVISION
 from dart_cli.config.task_split import training_tasks
 from dart_cli.data import ledger, pool
 from dart_cli.data.ledger import Ledger
@@ -311,7 +312,7 @@ class World:
         if data.scheduling == "batch":
             assert len(group_table.groups) <= data.groups_per_batch
         if data.scheduling in ("april", "oversample"):
-            assert len(group_table.groups) <= ceil(data.over_provision * data.groups_per_batch)
+            assert len(group_table.groups) <= OVER_PROVISION * data.groups_per_batch
         owners = Counter((a.worker, a.slot) for _, a in group_table.live_attempts())
         assert max(owners.values(), default=0) <= 1
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from dart_cli.config.schema.base import TRAIN_SEEDS, Section
-from dart_cli.config.schema.data import BY_TRACKER, OVER_PROVISION, DataConfig
+from dart_cli.config.schema.data import BY_BASELINE, OVER_PROVISION, DataConfig
 from dart_cli.config.schema.env import EnvConfig, JudgeConfig, observed_kinds
 from dart_cli.config.schema.eval import EvalConfig
 from dart_cli.config.schema.model_policy import (

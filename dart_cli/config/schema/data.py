@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dart_cli.config.schema.base import MANY, Count, Folder, Positive, Section
 
-BY_TRACKER = ("task_tracker", "step_tracker")
+BY_BASELINE = ("task_baseline", "step_baseline")
 """Values of data.advantage that compare a trajectory with earlier ones of its task; the others need
 groups."""
 
@@ -22,7 +22,7 @@ class DataConfig(Section):
 
     group_size: int = Field(default=8, ge=1, le=1024)
     """Trajectories of one task and seed that are compared with each other. 1 compares none; `advantage` must
-    then be a tracker."""
+    then use running baselines."""
 
     groups_per_batch: Positive = 8
     """Groups in one batch. Only groups with a gradient (mixed rewards) count; with `group_size` = 1 all
@@ -52,11 +52,11 @@ class DataConfig(Section):
     ] = "group_std"
     """What is subtracted from a reward. `group_mean` subtracts the group's mean; `group_std` also divides by
     the group's standard deviation (GRPO); `leave_one_out` subtracts the mean of the other members (RLOO). The
-    trackers need `group_size` = 1 and subtract a baseline from earlier trajectories of the task
-    (`task_tracker`), or of the task and step (`step_tracker`)."""
+    running baselines need `group_size` = 1 and subtract a baseline from earlier trajectories of the task
+    (`task_baseline`), or of the task and step (`step_baseline`)."""
 
-    tracker_margin: float = Field(default=0.0, ge=0, le=1)
-    """With a tracker: subtracted from the expected reward, so that passes weigh more than failures
+    baseline_margin: float = Field(default=0.0, ge=0, le=1)
+    """With running baselines: subtracted from the expected reward, so that passes weigh more than failures
     (AsymRE)."""
 
     reward: Literal["outcome", "value"] = "outcome"

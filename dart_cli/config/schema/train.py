@@ -89,7 +89,7 @@ class TrainConfig(Section):
 
     critic: Literal["off", "gae"] = "off"
     """`gae`: a head on the policy's hidden state learns the expected reward before each step, in place of the
-    trackers of `data.advantage`, and advantages follow from generalised advantage estimation. `off` trains no
+    running baselines of `data.advantage`, and advantages follow from generalised advantage estimation. `off` trains no
     such head."""
 
     gae_lambda: float = Field(default=0.9, ge=0, le=1)
