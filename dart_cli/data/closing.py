@@ -20,7 +20,7 @@ from dart_cli.data.store.writer import Store
 
 
 class GroupCloser:
-    """Closes groups; every group that leaves play goes through it."""
+    """The one place in which groups are closed, in memory and in the store."""
 
     def __init__(
         self,

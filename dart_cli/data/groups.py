@@ -121,9 +121,8 @@ class Group:
             return 0
         members = 0  # finished or in play
         has_failure = False
-        rewards = (
-            set()
-        )  # of finished members; with data.reward = "value" those of passes may differ
+        # Rewards of finished members; with data.reward = "value" those of passes may differ.
+        rewards = set()
         for attempt in self.attempts.values():
             if attempt.state != "dropped":
                 members += 1

@@ -32,7 +32,7 @@ with two, a policy that takes a detour still passes."""
 
 
 class Leasing:
-    """Opens groups and leases their trajectories."""
+    """The one place in which groups are opened and their trajectories leased."""
 
     def __init__(
         self,

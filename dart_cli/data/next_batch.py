@@ -32,7 +32,7 @@ _R = TypeVar("_R")
 
 
 class NextBatch:
-    """Forms the trainer's batches, one at a time. It owns a thread: call `close`."""
+    """The trainer's next batch, of which one is formed at a time. It owns a thread: call `close`."""
 
     def __init__(
         self,

@@ -57,14 +57,12 @@ class ServiceState:
     is_full: bool  # data.max_gb is reached, and nothing may be removed
     quiet_s: float  # since a step, an end, an update or a weight set was last filed
     permits: Mapping[str, float]  # worker that may take weights -> for how many seconds
-    settings: Sequence[
-        str
-    ]  # differences between the living processes' settings and ours, a line each
+    settings: Sequence[str]  # how living processes' settings differ from ours, a line each
     unequal: Sequence[str]  # those of these lines whose keys must be equal
 
 
 class Overview:
-    """Makes snapshots of one run."""
+    """The overview of one run, from which snapshots are made."""
 
     def __init__(
         self,

@@ -321,10 +321,8 @@ def _make_check(config: Config, folder: Path) -> StepCheck:
     """Return the check that a trajectory fits `config`'s run: its suite, task, seed, tokens and images."""
     facts, suite = model_facts(config), config.env.suite
     heldout = {task.id for task in heldout_tasks(config)}
-    names = {
-        suite,
-        load_suite(suite).name,
-    }  # env.suite may be a path, `my_package.my_module:MySuite`
+    # env.suite may be a path such as `my_package.my_module:MySuite`, and files may have it or the name.
+    names = {suite, load_suite(suite).name}
     made_for = about_folder(folder).get("vocabulary", "")
     if facts is not None and made_for and made_for != facts.fingerprint:
         raise ExchangeError(
