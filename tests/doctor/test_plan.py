@@ -138,7 +138,9 @@ def test_features_of_deeper_layers_are_counted_and_each_gpu_of_a_shared_model_ha
     deep = replace(shape_of(CONFIG), deepstack=3)
     for share in (1, 2):
         config = VllmConfig(tensor_parallel=share)
-        room = divide(config, deep, wide=2, memory=H100.memory, length=24_576, shown=100_000)
+        room = divide(
+            config, deep, wide=2, memory=H100.memory, length=24_576, screen_tokens=100_000
+        )
         assert room.feature_tokens == 100_000
         assert room.features == 100_000 * 4 * 3584 * 2
 

@@ -182,7 +182,7 @@ def test_a_request_ends_under_the_adapters_that_it_began_with(
     spans = [[span.version for span in each.sampled.version_spans] for each in long]
     if mode == "adapters":
         assert spans == [[began]] * len(long)
-        assert set(served.engine._adapters._held) == {began, began + 1, newest}
+        assert set(served.engine._adapters._versions) == {began, began + 1, newest}
     else:
         assert all(each == list(range(began, newest + 1)) for each in spans)
     for number, each in enumerate(generations[len(long) :], start=began + 1):
