@@ -42,7 +42,7 @@ _WHY_GROUP = {
     "single_member": "one valid member cannot be compared with others",
     "no_valid_member": "none of {attempts} attempts had a verdict",
     "task_removed": "the run was started again without {task}",
-    "surplus": "it was in play when the batch was full, and data.scheduling discards such groups",
+    "surplus": "it was in play when the batch was full, and data.scheduling discards what is still in play",
 }
 _WHY_TRAJECTORY = {
     "invalid": "its environment or evaluator broke, or no completion came, so it does not measure the "

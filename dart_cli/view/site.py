@@ -198,7 +198,7 @@ ROWS = 50
 
 
 class QueryError(UserError):
-    """A parameter of an address has an invalid value; the message lists the valid ones."""
+    """An error about a parameter of an address with an invalid value; the message lists valid ones."""
 
 
 class Query:
