@@ -110,7 +110,7 @@ def tree_batch(policy: LoadedPolicy, seed: int = 0, groups: int = 2) -> Batch:
         for number in range(3):
             name, prompt, images = f"g{group}-{number}", list(opening), [first]
             for step in range(4):
-                completion, patches = author.said(images)
+                completion, patches = author.completion_ids(images)
                 steps.append(author.step(name, step, prompt, completion, images, patches))
                 if step == 2:  # history drops all but a new screen
                     images = [author.screen()]
