@@ -296,11 +296,11 @@ def covered() -> list[str]:
     results = ROOT / "benchmarks" / "results"
     parts = json.loads((results / "smoke_test.json").read_text())["ui-tars-7b"]["parts"]
     found = json.loads((results / "gpu.json").read_text())
-    words = {"configured": "as configured", "stood_in": "stood in for"}
+    words = {"configured": "as configured", "stood_in": "substitute"}
     rows = [(name, words[state], "") for name, state in parts.items() if state in words]
     for name, checks in MACHINE_ONLY.items():
         said = ", ".join(f"`{check}` {_said(found, check)}" for check in checks)
-        rows.append((name, "only there", said or "no check"))
+        rows.append((name, "real machine only", said or "no check"))
     heads = ("part of a run", "in a smoke test", "`scripts/gpu-check` on the last GPU")
     return list(_table(heads, rows, texts=range(len(heads))))
 
