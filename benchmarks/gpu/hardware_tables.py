@@ -191,8 +191,8 @@ def _engines() -> Iterator[str]:
     yield from (
         "### Room of an engine",
         "",
-        "Prompts whose keys and values vLLM has room for at `vllm.gpu_memory_utilization = 0.9`, of 17,600",
-        "tokens (five 1080p screens), beside the features of 32 episodes' screens; and bytes of a token:",
+        "Number of prompts of 17,600 tokens (five 1080p screens) whose keys and values fit beside the features of",
+        "32 episodes' screens, at `vllm.gpu_memory_utilization = 0.9`; and bytes of keys and values of a token:",
         "",
     )
     rows = []
@@ -215,9 +215,9 @@ def _hosts() -> Iterator[str]:
     yield from (
         "### Host",
         "",
-        "Of the trainer on one rank, for 48 trajectories of 30 steps at 1920x1080 an update: `/dev/shm` for weight",
-        "sets (`weights.keep = 3`), bytes of one checkpoint, main memory. Each further rank takes 1.5 GB of main",
-        "memory more; engines and environments take theirs beside it, `dart doctor CONFIG` lists the parts.",
+        "What a trainer on one rank takes with updates of 48 trajectories of 30 steps at 1920x1080: `/dev/shm` for",
+        "weight sets (`weights.keep = 3`), bytes of one checkpoint, main memory. Each further rank takes 1.5 GB of",
+        "main memory. Engines and environments are not included; `dart doctor CONFIG` lists all parts.",
         "",
     )
     rows = []
@@ -241,9 +241,10 @@ def _seconds() -> Iterator[str]:
     yield from (
         "### Seconds of an update, and who waits",
         "",
-        "UI-TARS-1.5-7B on eight H100: 48 trajectories of 30 steps at 1920x1080, the 80 % of steps of highest",
-        "entropy, KL and recompute, four environment processes of 32 slots with OSWorld's pause of 2 s. A machine boots for",
-        f"each episode in {BOOT_S:g} s, {boots_at_once(CORES, 4)} at a time: half of {CORES} cores, 4 each (`env.options.boots`).",
+        "UI-TARS-1.5-7B on eight H100. An update has 48 trajectories of 30 steps at 1920x1080, with the 80 % of",
+        "steps of highest entropy, a KL and recompute. Four environment processes have 32 slots each, with OSWorld's",
+        f"pause of 2 s. A virtual machine boots for each episode in {BOOT_S:g} s, {boots_at_once(CORES, 4)} of them at a time: half of {CORES}",
+        "cores, 4 for each (`env.options.boots`).",
         "",
     )
     histories: dict[str, dict[str, Any]] = {
@@ -295,11 +296,11 @@ def covered() -> list[str]:
     results = ROOT / "benchmarks" / "results"
     parts = json.loads((results / "smoke_test.json").read_text())["ui-tars-7b"]["parts"]
     found = json.loads((results / "gpu.json").read_text())
-    words = {"configured": "as configured", "stood_in": "stood in for"}
+    words = {"configured": "as configured", "stood_in": "substitute"}
     rows = [(name, words[state], "") for name, state in parts.items() if state in words]
     for name, checks in MACHINE_ONLY.items():
         said = ", ".join(f"`{check}` {_said(found, check)}" for check in checks)
-        rows.append((name, "only there", said or "no check"))
+        rows.append((name, "real machine only", said or "no check"))
     heads = ("part of a run", "in a smoke test", "`scripts/gpu-check` on the last GPU")
     return list(_table(heads, rows, texts=range(len(heads))))
 
