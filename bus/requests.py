@@ -6,8 +6,8 @@
     EncodedReply     a reply that its handler has encoded already, e.g. in a thread
     ReplierCounts    counts of what a Replier has done
 
-On the wire a request is `[request id, *codec frames]` (DEALER); the server receives it with the client's
-routing id in front (ROUTER), and a reply goes back in the same way.
+On the wire a request is `[request id, *frames of codec.py]` (DEALER); the server receives it with the
+client's routing id in front (ROUTER), and a reply goes back in the same way.
 
 Everything is bounded: requests in flight by `max_in_flight`, handlers by `max_handlers` (the server reads
 no further while all are busy), queues by the high-water mark, frames by ZMQ_MAXMSGSIZE, recorded replies by
@@ -69,7 +69,7 @@ class RequestClient(Protocol):
     """The method of a Requester that callers use."""
 
     async def request(self, message: Request, deadline_s: float) -> Reply:
-        """Return the server's answer. Raises DeadlineError, and the error by which the server refuses."""
+        """Return the server's answer. Raises DeadlineError, or the error with which the server refused."""
         ...
 
 
@@ -94,7 +94,7 @@ class Requester:
             raise ValueError(f"max_in_flight of {max_in_flight}, at most {HIGH_WATER_MARK}")
         self.endpoint = endpoint
         self.connected = False
-        """Whether a connection is established and its keys are checked."""
+        """True while a connection is established and its keys are checked."""
         self.lost = asyncio.Event()
         self._peer = peer
         self._max_in_flight = max_in_flight
@@ -141,8 +141,8 @@ class Requester:
 
         The request is sent again with the same id every `retry_s` seconds, and when a lost server is back,
         until `deadline_s`. Pass `request_id` (16 bytes) to send the same request to another server. Raises
-        DeadlineError, ProtocolError for an invalid answer, and if the server refuses, its error of
-        bus.errors or RefusedError.
+        DeadlineError; ProtocolError for an invalid answer; and, if the server refuses, the server's own error
+        of bus.errors, or RefusedError for an unknown one.
         """
         key = request_id or os.urandom(REQUEST_ID_BYTES)
         if len(key) != REQUEST_ID_BYTES:
@@ -166,7 +166,7 @@ class Requester:
         return self._checked(message, answer)
 
     async def close(self) -> None:
-        """Close; callers of requests in flight get a BusError."""
+        """Close the connection; callers whose requests are in flight get a BusError."""
         self._closed = True
         for pending in [*self._asking.values(), *self._queued.values()]:
             if not pending.answer.done():
@@ -319,7 +319,7 @@ class ReplierCounts:
 
     requests: int = 0  # passed to the handler
     repeats: int = 0  # answered from the record, or joined to a request that is being handled
-    malformed: int = 0  # refused by the codec
+    malformed: int = 0  # not a request that codec.py can decode
     refused: int = 0  # the handler raised a DartError
     crashed: int = 0  # the handler raised another exception
 
@@ -460,7 +460,7 @@ class Replier:
 
     def _answer(self, client: bytes, key: bytes, frames: list[bytes]) -> None:
         # A ROUTER never waits: it drops answers to an absent client, which sends its request again. A
-        # connected client has room for the answers to all of its requests in flight.
+        # connected client's queue can hold the answers to all of its requests in flight.
         self._answered_at = time.monotonic()
         self._channel.send([client, key, *frames])
 

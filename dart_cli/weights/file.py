@@ -89,12 +89,12 @@ class Publication:
 
     @property
     def is_copied(self) -> bool:
-        """Whether `wait_until_copied` returns or raises at once."""
+        """True if `wait_until_copied` returns or raises at once."""
         return self._copied.done()
 
     @property
     def is_over(self) -> bool:
-        """Whether `result` returns or raises at once."""
+        """True if `result` returns or raises at once."""
         return self._over.done()
 
     @property
@@ -111,7 +111,7 @@ class Publication:
         return self._wait(self._over, "complete")
 
     def settle(self) -> None:
-        """Wait until it is over. Raises its error unless a wait has raised it already."""
+        """Wait until the publication is over. Raises its error unless a wait has raised it already."""
         if not (self.is_over and self._is_reported):
             self.result()
 
@@ -212,7 +212,9 @@ class FileChannel:
         policy_version: int,
         in_ledger: KnownVersion | None = None,
     ) -> Published:
-        """Publish the weights of a trainer that starts or restarts, at `policy_version` or later.
+        """Publish the weights of a trainer that starts or restarts, as `policy_version` or a later version.
+
+        Return the version. Raises WeightsError.
 
         `in_ledger` is the newest version in the run's ledger. The directory may lack it, if it was moved,
         copied or emptied.
@@ -232,7 +234,7 @@ class FileChannel:
     def _is_the_same(
         self, version: int, tensors: Mapping[str, torch.Tensor], in_ledger: KnownVersion | None
     ) -> bool:
-        """Return True if `version` is here with these weights, and has no others in the ledger."""
+        """Return True if `version` is in the directory with these weights, and the ledger has no other weights."""
         path = path_of(self.directory, version)
         if not path.exists() or not self._holds(path, tensors):
             return False
@@ -304,7 +306,7 @@ class FileChannel:
         )
 
     def _write(self, target: Path, policy_version: int, copied: FlatWeights) -> Published:
-        """Write the manifest, and also the tensors if they are due."""
+        """Write the manifest, and the tensors if `_is_due`. Raises WeightsError."""
         storage = self._storage  # makes the directory
         try:
             with atomic_directory(target) as draft:
@@ -316,8 +318,8 @@ class FileChannel:
                 manifest = copied.manifest(policy_version, digests, self._lora)
                 (draft / MANIFEST).write_text(manifest.text(), encoding="utf-8")
         except (OSError, SafetensorError) as error:
-            cure = cure_of(error, "is the disk full?")
-            raise WeightsError(f"{target} cannot be written: {error}; {cure}") from None
+            fix = cure_of(error, "is the disk full?")
+            raise WeightsError(f"{target} cannot be written: {error}; {fix}") from None
         return published(target, manifest)
 
     def _is_due(self, _copied: FlatWeights) -> bool:
@@ -325,7 +327,7 @@ class FileChannel:
         return True
 
     def _remove_old(self) -> None:
-        """Remove all versions but the newest `keep` and the newest whole one that is not newer than these."""
+        """Remove old versions. The newest `keep` stay, and the newest whole one that is at least as old as they."""
         present = versions(self.directory)
         oldest = present[-self._keep :][0]
         whole = [

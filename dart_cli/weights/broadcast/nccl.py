@@ -72,13 +72,13 @@ class NcclGroup:
     def broadcast(
         self, flat: FlatWeights, names: Collection[str], stops: Callable[[], bool]
     ) -> int:
-        """See ByteGroup."""
+        """Broadcast tensors, as ByteGroup.broadcast does."""
         buckets = list(ranges(flat.layout, names, BUCKET_BYTES))
         self._call(lambda: self._broadcast(flat.data, buckets, stops), STALL_S)
         return sum(end - begin for begin, end in buckets)
 
     def close(self) -> None:
-        """See ByteGroup."""
+        """Leave the group, as ByteGroup.close does."""
         self._work.put(None)
         with self._lock:
             self._is_closed = True
