@@ -439,7 +439,7 @@ REPLAY_METRIC = "replay_"
 
 
 class BatchTrained(Request):
-    """train -> data: the batch is in the weights, or the trainer skipped it; with the metrics of the update."""
+    """train -> data: the batch is in the weights, or was skipped; with the metrics of the update."""
 
     reply_type: ClassVar[type[Reply]] = Ack
     batch_id: Integer

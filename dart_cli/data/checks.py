@@ -270,7 +270,9 @@ def _fingerprint(folder: Path) -> str:
     return blake2b(plain.encode(), digest_size=8).hexdigest()
 
 
-def _never_sampled(folder: Path, model: dict[str, Any], vocabulary: int, pointing: Pointing) -> set[int]:
+def _never_sampled(
+    folder: Path, model: dict[str, Any], vocabulary: int, pointing: Pointing
+) -> set[int]:
     """Return the token ids that no completion contains, read from the folder's files."""
 
     def optional(name: str) -> dict[str, Any]:

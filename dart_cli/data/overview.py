@@ -1,7 +1,7 @@
 """The run at one moment, for `dart status` and other readers of snapshots.
 
 Overview       makes a bus.snapshot.Snapshot from the ledger, the store, heartbeats and usage
-ServiceState   what the service itself adds to it
+ServiceState   the state of the data service, which a snapshot includes
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ class ServiceState:
     is_full: bool  # data.max_gb is reached, and nothing may be removed
     quiet_s: float  # since a step, an end, an update or a weight set was last filed
     permits: Mapping[str, float]  # worker that may take weights -> for how many seconds
-    settings: Sequence[str]  # how living processes' settings differ from ours, a line each
-    unequal: Sequence[str]  # those of these lines whose keys must be equal
+    settings: Sequence[
+        str
+    ]  # how living processes' settings differ from the data service's, a line each
+    unequal: Sequence[str]  # which of these lines are about keys that must be equal
 
 
 class Overview:
@@ -85,7 +87,7 @@ class Overview:
         self._host = socket.gethostname()
 
     def snapshot(self, service: ServiceState) -> Snapshot:
-        """Return the run at this service."""
+        """Return a snapshot of the run, with this state of the service and with the present stalls."""
         ledger, progress = self._ledger, self._ledger.progress
         newest = ledger.weights.policy_version if ledger.weights else -1
         trajectories = self._store.count("trajectories")

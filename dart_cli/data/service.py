@@ -83,15 +83,15 @@ WORKER = "data"
 HOLD_S = 2.0
 """Longest time for which a request is held that cannot be answered yet."""
 HOUSEKEEPING_S = 1.0
-"""Time between two rounds of housekeeping."""
+"""Pause between two rounds of housekeeping."""
 SAVE_S = 5.0
 """Time between two writes of the newest heartbeats and of the snapshot that outlives this process, and
 between two checkpoints of the write-ahead log."""
 SNAPSHOT_S = 0.5
 """A snapshot younger than this is returned again."""
 SNAPSHOT_SHARE = 0.05
-"""Largest share of the time that may go into making snapshots; a slow one, in a long run, is returned for
-longer."""
+"""Largest share of the time that may go into making snapshots; in a long run, where making one is slow, a
+snapshot is returned again for longer."""
 ROOM_S = 0.05
 """Longest time for which old screenshots are removed, each second."""
 ROOM_STEP = 100
@@ -417,7 +417,7 @@ class DataService:
         self.ledger.discount_pause(overslept_s)
 
     def _make_room(self) -> None:
-        """Remove old screenshots while the database is above data.max_gb, in steps that delay no request."""
+        """Remove old screenshots while the database is above data.max_gb, for at most ROOM_S seconds."""
         limit = self._config.data.max_gb * 1e9
         deadline = time.monotonic() + ROOM_S
         is_over = self._store.bytes_in_use() > limit
@@ -459,7 +459,7 @@ class DataService:
         )
 
     def _awaits(self) -> str:
-        """Return the processes that the run waits for, or what this process waits for before it ends."""
+        """Return what this process waits for before it ends, else the absent roles that the run waits for."""
         absent = [] if self._end.is_over else self._watch.absent()
         return self._end.awaited or (awaited(*absent) if absent else "")
 

@@ -38,7 +38,7 @@ class Receiver(Protocol):
         ...
 
     async def receive(self, path: Path, policy_version: int, digest: str) -> ReceivedWeights:
-        """Return the announced version, or a later one. Raises WeightsError if none has come by a deadline."""
+        """Return the announced version or a later one. Raises WeightsError if none came by a deadline."""
         ...
 
     def close(self) -> None:

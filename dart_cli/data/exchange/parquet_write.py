@@ -1,8 +1,8 @@
 """Write trajectories to a folder of Parquet files, which appears whole or not at all.
 
-write_folder   opens the folder for writing
+write_folder   opens a temporary folder, which gets its name when it is complete
 Shards         the folder's files, to which trajectories are added one at a time
-rows_of        a trajectory -> a row for each step
+rows_of        returns the rows of a trajectory, one for each step
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ _IMAGES = [name for name, column in COLUMNS.items() if column.kind == "image"]
 def write_folder(
     folder: Path, about: Mapping[str, Any], shard_bytes: int = SHARD_BYTES
 ) -> Iterator[Shards]:
-    """Yield Shards for a folder, which gets its name at the end of the block, and never if the block fails.
+    """Yield Shards for a temporary folder, which is renamed to `folder` at the end of the block.
+
+    If the block fails, the temporary folder is removed and `folder` does not exist.
 
     Raises ExchangeError if the folder exists and is not empty, MissingPartError without pyarrow.
     """

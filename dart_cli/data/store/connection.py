@@ -29,7 +29,7 @@ APPLICATION_ID = 0x44415254
 """Marks the file as dart's ("DART"), so that no other program's database is written to."""
 
 VERSION = 3
-"""Version of the tables, in SQLite's `user_version`; every change of a table raises it. A run whose
+"""Version of the tables, in SQLite's `user_version`. Raise it with every change of a table. A run whose
 database has another version can go on only with the dart that began it, or be exported by that dart with
 `dart data export`."""
 
@@ -242,8 +242,8 @@ def where_clause(
 ) -> tuple[str, list[object]]:
     """Return the WHERE clause for columns that must equal the values that are not None, and its parameters.
 
-    `version` must be one of those that sampled the trajectory; `but_reason` leaves out trajectories that were
-    dropped for this reason.
+    `version` must be between the oldest and the newest version that sampled the trajectory; `but_reason`
+    leaves out trajectories that were dropped for this reason; only trajectories of `group_ids` match.
     """
     clauses = [f"{column} = ?" for column, value in equal.items() if value is not None]
     values = [value for value in equal.values() if value is not None]

@@ -19,7 +19,7 @@ Updates wait only for the copy to main memory. While a checkpoint is written, th
 newest: a process that is killed resumes from that one, and the data service serves it the later batches
 again. So a checkpoint counts only once `poll` or `wait` has returned its progress.
 
-Ranks need no collective call for it, so that no such call waits for a disk. Each rank writes its files into
+Ranks write a checkpoint without a collective call, so that no such call waits for a disk. Each rank writes its files into
 the draft, a directory that all of them see, and then a list of their digests. Rank 0 waits for all
 lists, adds state.json, and gives the directory its name.
 """
@@ -67,13 +67,13 @@ from dart_cli.weights.manifest import digest_of, on_cores
 log = logging.getLogger(__name__)
 
 GENERATOR = "/generator"
-"""Name of the generator's state; others are `parameter` and `parameter/name`, and no parameter's name is
-empty."""
+"""Name of the tensor with the generator's state. Other names are `parameter` and `parameter/name`, and no
+parameter's name is empty."""
 WRITE_S = 900.0
 """Most seconds for writing a checkpoint: some 100 GB on a slow disk."""
 DRAFT = ".draft"
 _LOOK_S = 0.05
-"""Seconds between two looks for the lists of the other ranks."""
+"""Seconds between two checks whether the lists of the other ranks exist."""
 
 
 # --- read -------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class Checkpoint:
         return self.tensors.only(name for name in self.tensors.names if "/" not in name)
 
     def fill(self, parameters: Mapping[str, torch.Tensor], base: str) -> None:
-        """Copy its weights into `parameters` of the model `base`, rounded to their dtype.
+        """Copy the checkpoint's weights into `parameters` of the model `base`, rounded to their dtype.
 
         Raises CheckpointError if they do not fit.
         """
@@ -299,8 +299,8 @@ class CheckpointSaver:
                 seconds = time.monotonic() - save.began
                 log.info("%s is complete, after %.1f s", save.target, seconds)
         except (OSError, SafetensorError, WeightsError) as error:
-            cure = cure_of(error, "is the disk full?")
-            save.error = f"{save.target} cannot be written: {error}; {cure}"
+            fix = cure_of(error, "is the disk full?")
+            save.error = f"{save.target} cannot be written: {error}; {fix}"
         except CheckpointError as error:
             save.error = str(error)
         except BaseException as error:

@@ -122,8 +122,8 @@ class RoundsThread:
     ) -> None:
         """Start the thread, which broadcasts the newest version to the workers that ask.
 
-        `source` returns the newest version, or None before the first. `write` writes a version to disk whole, and
-        returns False if that was done before.
+        `source` returns the newest version, or None before the first.
+        `write` writes a version to disk whole, and returns False if that was done before.
         """
         self._source = source
         self._write = write
@@ -302,7 +302,7 @@ class RoundsThread:
     def _write_if_unreachable(
         self, published: Published, tensors: FlatWeights, workers: list[str]
     ) -> None:
-        """Write the version to disk whole if no broadcast reaches one of `workers`, which would wait forever."""
+        """Write the version to disk whole if no broadcast reaches one of `workers`; else it would wait forever."""
         lacking = [worker for worker in workers if self._broken[worker] >= MOST_BROKEN]
         if not lacking or self._closing:
             return
