@@ -78,7 +78,7 @@ class WorkerWatch:
         return is_changed
 
     def check(self) -> bool:
-        """Take back the leases and permits of dead processes; forget the processes that had announced their end.
+        """Take back the leases and permits of dead processes; forget processes that had announced their end.
 
         Return True if a held request may be answered now.
         """

@@ -199,8 +199,8 @@ class PolicyLearner:
     def _estimates(self, share: Share, clock: _StageTimer) -> Estimates | None:
         """Return the critic's estimates for the steps of all ranks.
 
-        Return None without a critic, and for a batch that is trained on again, whose first use gave it advantages
-        by the critic.
+        Return None without a critic, and for a batch that is trained on again: it has the advantages of its
+        first use.
         """
         count = len(share.work.packs)
         if self.critic is None or share.work.batch.reuse or not count:

@@ -234,7 +234,7 @@ class FileChannel:
     def _is_the_same(
         self, version: int, tensors: Mapping[str, torch.Tensor], in_ledger: KnownVersion | None
     ) -> bool:
-        """Return True if the directory has `version` with these weights, and the ledger has no other weights."""
+        """Return True if the directory has `version` with these weights, and the ledger has no others."""
         path = path_of(self.directory, version)
         if not path.exists() or not self._holds(path, tensors):
             return False
@@ -327,7 +327,7 @@ class FileChannel:
         return True
 
     def _remove_old(self) -> None:
-        """Remove old versions. The newest `keep` stay, and the newest whole version that is no newer than these."""
+        """Remove old versions, except the newest `keep` and the newest whole one of the same age or older."""
         present = versions(self.directory)
         oldest = present[-self._keep :][0]
         whole = [

@@ -43,7 +43,7 @@ class Storage:
         self._release = weakref.finalize(self, os.close, opened[1]) if opened else None
 
     def make(self, file: Path, size_bytes: int) -> Path:
-        """Return the path to which `file` is to be written: itself, or shared memory to which it then links."""
+        """Return the path at which to write: `file`, or one in shared memory to which `file` then links."""
         if self._shared is None or free_shared_memory() < 2 * size_bytes:
             return file
         target = self._shared / f"{uuid.uuid4().hex}{file.suffix}"

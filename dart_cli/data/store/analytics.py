@@ -45,7 +45,7 @@ class Analytics(Connection):
         return {row["reason"]: row["steps"] for row in rows}
 
     def remainder(self) -> Remainder:
-        """Return how many episodes, trajectories, batches and drops have records that contradict one another."""
+        """Return how many episodes, trajectories, batches and drops have contradictory records."""
         [row] = self._rows(
             "SELECT (SELECT COUNT(*) FROM trajectories t WHERE t.reason <> 'incomplete' AND t.steps <> "
             "(SELECT COUNT(*) FROM steps s WHERE s.trajectory_id = t.id)) AS steps, "
@@ -287,7 +287,7 @@ def _view(judge: str, rows: list[tuple[Any, ...]]) -> JudgeView:
     """Return the view of one judge.
 
     The columns of `rows` are: 1 if the judge took the place of an evaluator, the judge's outcome, the
-    evaluator's outcome, then the numbers of trajectories, calls, prompt tokens, completion tokens and seconds.
+    evaluator's outcome, then numbers of trajectories, calls, prompt tokens, completion tokens and seconds.
     """
 
     def number(judge_outcome: str, evaluator_outcome: str) -> int:

@@ -25,7 +25,7 @@ DROP_REASONS = (
     "worker_lost",
     "incomplete",
 )
-"""Reasons for which a trajectory or its group is not trained on. curate.py explains GroupReason.
+"""Reasons why a trajectory or its group is not trained on. dart_cli/data/curate.py explains GroupReason.
 
     task_removed    (a group's) the run was started again without its task
     surplus         (a group's) it was in play when the batch was full, with data.scheduling = "oversample"
@@ -186,7 +186,7 @@ class CountersRow:
 
 @dataclass(frozen=True)
 class Remainder:
-    """Counts of records that contradict one another in a run; all are 0 if nothing was lost."""
+    """Counts of contradictory records in a run; all are 0 if nothing was lost."""
 
     steps: int  # ended episodes with another number of stored steps than they reported
     samples: int  # trajectories of a batch without each of their steps once in it

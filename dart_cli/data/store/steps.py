@@ -217,7 +217,7 @@ def prompt_ids(blob: bytes) -> bytes:
 
 
 def _repeated_id(values: Sequence[int]) -> int:
-    """Return an id that is repeated many times in a row; 0 if there is none. Only each 16th id is looked at."""
+    """Return an id that is repeated many times in a row, by a look at every 16th; 0 if there is none."""
     sample = values[::16]
     index = bytes(map(eq, sample, sample[1:])).find(b"\1\1")  # three of the same id
     return sample[index] if index >= 0 else 0

@@ -270,7 +270,7 @@ class Store(Reader, Transactions):
     def add_pool_member(
         self, row: PoolRow, steps: Sequence[StepRow], screenshots: Mapping[str, bytes]
     ) -> bool:
-        """Add a success from outside the run to the pool; return False, and change nothing, if it is a member.
+        """Add a success from outside the run to the pool; return False and change nothing if it is a member.
 
         Its id is `x` and a hash of its content; exchange/ has checked it. `screenshots` is content hash ->
         encoded image. Version spans are left out, since another run's versions mean nothing in this one,
@@ -431,11 +431,11 @@ class Store(Reader, Transactions):
             )
 
     def add_version(self, weights: WeightsPublished, at: float) -> None:
-        """Add a published weight set; a set that is published again after a restart replaces the earlier one."""
+        """Add a published weight set; one that is published again after a restart replaces the earlier row."""
         self._insert("versions", {**vars(weights), "published_at": at}, conflict="OR REPLACE")
 
     def add_sync(self, sync: SyncDone, granted_at: float, at: float) -> None:
-        """Add the report that a rollout worker has taken or refused new weights; a second report is ignored."""
+        """Add the report that a rollout worker took or refused new weights; a second report is ignored."""
         earlier = self._rows(
             "SELECT 1 FROM syncs WHERE worker = ? AND policy_version = ? AND transfer_s = ? "
             "AND waited_s = ?",

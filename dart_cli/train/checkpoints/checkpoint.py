@@ -19,9 +19,9 @@ Updates wait only for the copy to main memory. While a checkpoint is written, th
 newest: a process that is killed resumes from that one, and the data service serves it the later batches
 again. So a checkpoint counts only once `poll` or `wait` has returned its progress.
 
-Ranks write a checkpoint without a collective call, so that no such call waits for a disk. Each rank writes its files into
-the draft, a directory that all of them see, and then a list of their digests. Rank 0 waits for all
-lists, adds state.json, and gives the directory its name.
+Ranks write a checkpoint without a collective call, so that no such call waits for a disk. Each rank writes
+its files into the draft, a directory that all of them see, and then a list of their digests. Rank 0 waits
+for all lists, adds state.json, and gives the directory its name.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     TrainerProgress   the progress of the trainer
     TrainedPart       which tensors of the model are trained: settings of its adapters, or which weights
-    CheckpointState   TrainerProgress and TrainedPart, with the identity of the model folder and the digests of the files
+    CheckpointState   TrainerProgress and TrainedPart, the identity of the model folder, the files' digests
     checkpoint_paths  the complete checkpoints of a folder
     newest_updates    the number of updates in the newest of them
     refuse_other      raises an error if a configuration cannot go on from the newest checkpoint

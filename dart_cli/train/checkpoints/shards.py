@@ -365,7 +365,7 @@ def _chunks(file: Path) -> Iterator[tuple[torch.dtype, _Chunk]]:
 
 
 def _join(name: str, typed_chunks: Sequence[tuple[torch.dtype, _Chunk]]) -> _SavedTensor:
-    """Return the tensor `name` that consists of these chunks. Raises CheckpointError unless they cover it once."""
+    """Return the tensor `name`, which the chunks must cover once. Raises CheckpointError if they do not."""
     chunks = [chunk for _, chunk in typed_chunks]
     ends = [
         [begin + size for begin, size in zip(chunk.offsets, chunk.sizes, strict=True)]

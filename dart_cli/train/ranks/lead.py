@@ -55,7 +55,7 @@ class RankedLearner:
 
     @property
     def before_change(self) -> Callable[[], None]:
-        """As in Learner; for this rank, whose weights are published."""
+        """The call before the weights of this rank change, as in Learner; its weights are published."""
         return self._learner.before_change
 
     @before_change.setter

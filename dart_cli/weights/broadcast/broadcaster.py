@@ -302,7 +302,7 @@ class RoundsThread:
     def _write_if_unreachable(
         self, published: Published, tensors: FlatWeights, workers: list[str]
     ) -> None:
-        """Write the version to disk whole if no broadcast reaches one of `workers`; else it would wait forever."""
+        """Write the version to disk whole if no broadcast reaches one of `workers`; else the run would wait."""
         lacking = [worker for worker in workers if self._broken[worker] >= MOST_BROKEN]
         if not lacking or self._closing:
             return

@@ -91,7 +91,7 @@ class BroadcastReceiver:
         return "" if self._group is None else self._group.name
 
     async def prepare(self, policy_version: int) -> None:
-        """Receive the trainer's newest version if it is `policy_version` or later; an error is only logged."""
+        """Receive the newest version if it is `policy_version` or later; an error is only logged."""
         try:
             await self._receive(policy_version)
         except (WeightsError, BusError) as error:
