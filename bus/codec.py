@@ -95,7 +95,7 @@ def encode(message: Message) -> list[bytes]:
 
 
 def limits_of(expected: type[Message]) -> MessageLimits:
-    """Return the size limits of a message of this type; a type that has a whole batch may be larger."""
+    """Return the size limits of a message of this type; they are larger for messages of a whole batch."""
     return BATCH_LIMITS if expected in (BatchReply, Share, Scored, StepStates) else LIMITS
 
 
@@ -216,6 +216,7 @@ def _is_plain(annotation: Any) -> bool:
 
 
 def _kind_of(frame: bytes) -> str:
+    """Return the kind in the first frame. Raises ProtocolError for an unknown one."""
     kind = frame[:MAX_KIND_BYTES].decode("ascii", errors="replace")
     if len(frame) > MAX_KIND_BYTES or kind not in MESSAGES:
         raise ProtocolError(f"unknown message kind {kind!a}")
@@ -223,6 +224,7 @@ def _kind_of(frame: bytes) -> str:
 
 
 def _check_sizes(kind: str, frames: Sequence[bytes], limits: MessageLimits) -> None:
+    """Raise OversizeError if the header, the blobs or all frames together are over a limit."""
     header, blobs = frames[1], frames[2:]
     if len(header) > MAX_FRAME_BYTES:
         raise OversizeError(f"{kind}: header of {len(header)} bytes, limit {MAX_FRAME_BYTES}")
@@ -253,6 +255,7 @@ def _unpack(kind: str, header: bytes, blobs: Sequence[bytes], limits: MessageLim
     packed_bytes = 0
 
     def put_back(code: int, data: bytes) -> bytes | list[float] | array[int] | array[float]:
+        """Return the blob, list or array that a placeholder stands for. Raises ValueError."""
         nonlocal packed_bytes
         if code not in (_BLOB, *_LISTS, *_ARRAYS) or len(data) != _INDEX_BYTES:
             raise ValueError(f"unknown extension type {code}")
@@ -290,6 +293,7 @@ def _unpack(kind: str, header: bytes, blobs: Sequence[bytes], limits: MessageLim
 
 
 def _first_fault(kind: str, error: ValidationError) -> str:
+    """Return the first fault of a message that was not valid, with its field, in one line."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
     where = ".".join([kind, *(str(part) for part in faults[0]["loc"])])
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""

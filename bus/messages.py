@@ -112,7 +112,7 @@ class SampledTokens(Message):
     patches: Annotated[list[int], Packed("i")] = []
     """[A], the cell of the prompt's last screenshot that was drawn with this token, counted row by row from
     0. It is -1 for a token without one, which is every token but `pointer_end`; [] if no token has one. A
-    token with a patch is forced, and its log-probability and entropy are those of the patch."""
+    token with a patch is forced, so its log-probability and entropy are of the patch."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -536,7 +536,7 @@ class Heartbeat(Message):
 
 
 class RunState(Message):
-    """data -> all, every second and at each change: the run's newest weights and whether to end."""
+    """data -> all, every second and at each change: the run's newest weights, and if it must end."""
 
     run_id: str
     policy_version: Integer  # newest published; -1 before the first

@@ -45,6 +45,7 @@ def _is_array_of(code: Code) -> Callable[[object], object]:
 
 
 def _as_prompt_ids(value: object) -> object:
+    """Return an int32 array, made from a list if necessary. Raises ValueError for other values."""
     if not isinstance(value, list):
         return _is_array_of("i")(value)
     if any(type(item) is not int for item in value):

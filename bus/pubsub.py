@@ -174,6 +174,7 @@ class Forwarder:
         self.close()
 
     def _pump(self, context: zmq.Context[Any], control: str) -> None:
+        """Forward messages until `close` stops the proxy; this runs in the thread."""
         stop = context.socket(zmq.PAIR)
         stop.connect(control)
         try:

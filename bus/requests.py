@@ -55,6 +55,8 @@ RETRY_S = 2.0
 
 @dataclass(eq=False, slots=True)
 class _Pending:
+    """A request that waits for its answer."""
+
     key: bytes
     frames: list[bytes]  # the key and the message
     answer: asyncio.Future[list[bytes]]
@@ -175,6 +177,7 @@ class Requester:
         self._channel.close(0)
 
     def _enter(self, pending: _Pending) -> None:
+        """Send a request, or queue it if there are `max_in_flight` already. Raises BusError once closed."""
         if self._closed:
             raise BusError(f"{self.endpoint}: requester closed")
         if pending.key in self._asking or pending.key in self._queued:
@@ -187,6 +190,7 @@ class Requester:
         self._set_timer(pending)
 
     def _leave(self, pending: _Pending) -> None:
+        """Forget a request that has ended, and send the first of the queued ones."""
         if pending.timer is not None:
             pending.timer.cancel()
         self._outbox.pop(pending.key, None)
@@ -215,6 +219,7 @@ class Requester:
         pending.timer = self._loop.call_at(at, self._tick, pending)
 
     def _tick(self, pending: _Pending) -> None:
+        """Send a request again, or end it with a DeadlineError."""
         if pending.answer.done():
             return
         if self._loop.time() >= pending.deadline:
@@ -230,6 +235,7 @@ class Requester:
             pending.answer.set_result(frames[1:])
 
     def _peer_is(self, present: bool) -> None:
+        """Note that the connection was established or lost; repeat requests to a server that is back."""
         back = present and self.lost.is_set()
         if present:
             self.lost.clear()
@@ -242,6 +248,7 @@ class Requester:
                     self._send(pending)
 
     def _checked(self, message: Request, reply: Reply) -> Reply:
+        """Return the reply if it has the right type; raise the error that the server answered with."""
         if isinstance(reply, ErrorReply):
             kind = getattr(errors, reply.error_type, None)
             if isinstance(kind, type) and issubclass(kind, DartError):
@@ -326,6 +333,8 @@ class ReplierCounts:
 
 @dataclass(slots=True)
 class _Execution:
+    """A request that is being handled, and the clients that wait for its reply."""
+
     task: asyncio.Task[None]
     clients: set[bytes]
 
@@ -431,6 +440,7 @@ class Replier:
             self._channel.pause()
 
     async def _work(self, handler: Handler, client: bytes, key: bytes, message: Request) -> None:
+        """Handle a new request, record its reply, and answer all clients that sent it."""
         try:
             frames = await self._handle(handler, client.decode("utf-8", "replace"), message)
             self._record.put(key, frames)
@@ -442,6 +452,7 @@ class Replier:
                 self._channel.resume()
 
     async def _handle(self, handler: Handler, client: str, message: Request) -> list[bytes]:
+        """Return the frames of the handler's reply; an error becomes an ErrorReply."""
         try:
             reply = await handler(client, message)
             return reply.frames if isinstance(reply, EncodedReply) else encode(reply)

@@ -56,6 +56,7 @@ _Socket = TypeVar("_Socket", bound=zmq.Socket[Any])
 
 
 def _prepare(socket: _Socket, endpoint: str) -> _Socket:
+    """Set the limits and time-outs of a new socket, and return it."""
     socket.set_hwm(HIGH_WATER_MARK)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.LINGER, int(LINGER_S * 1000))
@@ -71,6 +72,7 @@ def _prepare(socket: _Socket, endpoint: str) -> _Socket:
 
 @contextmanager
 def _closed_on_error(socket: zmq.Socket[Any], task: str) -> Iterator[None]:
+    """Close the socket if the block fails; raise an error of ZeroMQ as BusError about the `task`."""
     try:
         yield
     except DartError:
@@ -280,6 +282,7 @@ class Channel:
             self._again = self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
+        """Handle up to _BURST events of the socket; then let other callbacks of the loop run."""
         if self._again is not None:
             self._again.cancel()
             self._again = None

@@ -54,6 +54,7 @@ def gaussian_target(
     left, top, right, bottom = (min(max(side, 0.0), 1.0) for side in box)
 
     def masses(low: float, high: float, cells: int) -> list[float]:
+        """Return the mass of the Gaussian over [low, high] in each of `cells` cells of one axis."""
         length, middle = high - low, (low + high) / 2
         return [
             _normal((min(high, (i + 1) / cells) - middle) / (length / width))

@@ -88,6 +88,7 @@ def _connected(is_above: NDArray[np.bool_]) -> list[list[int]]:
 
 
 def _beside(cell: int, rows: int, columns: int) -> Sequence[int]:
+    """Return the cells above, below, left and right of a cell."""
     row, column = divmod(cell, columns)
     beside = []
     if row > 0:

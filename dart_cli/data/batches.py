@@ -149,6 +149,7 @@ class Batches:
         return self._plan_fresh(totals)
 
     def _plan_filed(self, batch_id: int, *, again: bool = False) -> BatchPlan:
+        """Return the plan of a filed batch; with `again` its advantages are as they were trained on."""
         row = self._store.batch(batch_id)
         again = again or row.replay_of is not None
         return BatchPlan(
@@ -163,6 +164,7 @@ class Batches:
         )
 
     def _plan_replay(self, use: Uses, totals: RunTotals) -> BatchPlan:
+        """Return the plan of the next replay of the batch of `use`."""
         return replace(
             self._plan_filed(use.first, again=True),
             batch_id=self.formed + 1,
@@ -173,6 +175,7 @@ class Batches:
         )
 
     def _plan_fresh(self, totals: RunTotals) -> BatchPlan | NotYet:
+        """Return the plan of a batch of new groups, or why there is none; drop groups that do not fit."""
         config = self._config.data
         curation = curate(
             [

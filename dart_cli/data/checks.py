@@ -182,6 +182,7 @@ class ModelFacts:
 
 @lru_cache(maxsize=1024)
 def _places(facts: ModelFacts, width: int, height: int) -> int:
+    """Return how many placeholders an image of `width` x `height` pixels needs."""
     rows, columns = smart_resize(
         height,
         width,
@@ -232,6 +233,7 @@ def _live_patch_mistake(config: Config, sampled: SampledTokens, screenshot: byte
 
 @lru_cache(maxsize=8)
 def _facts(folder: Path, pointing: Pointing) -> ModelFacts:
+    """Return the facts about the model in `folder`, read from its JSON files. Raises ModelError."""
     try:
         model, images = _read(folder, "config.json"), _read(folder, "preprocessor_config.json")
         text, size = model.get("text_config", model), images.get("size", {})

@@ -280,8 +280,8 @@ def use_decisions(
 ) -> list[Decision]:
     """Return the decision on a group in a batch, then one on each of its trajectories.
 
-    `reason` is the reason of its own members, `weights` as in Curation. A trajectory of weight 0 still
-    counts as used, since its reward is part of the others' advantages.
+    `reason` is the reason of the group's own members; `weights` are as in Curation. A trajectory of weight 0
+    still counts as used, since its reward is part of the others' advantages.
     """
 
     def use(member: Member, why: SampleReason) -> Decision:

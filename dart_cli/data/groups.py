@@ -222,6 +222,7 @@ def restored_groups(
 
 
 def _group(store: Store, row: GroupRow, task: Task | None) -> Group:
+    """Return a stored group without its attempts; `task` is None if it was removed from the run."""
     group = Group(
         id=row.id,
         number=row.number,
@@ -239,6 +240,7 @@ def _group(store: Store, row: GroupRow, task: Task | None) -> Group:
 
 
 def _attempt(store: Store, row: TrajectoryRow, data: DataConfig, now: float) -> Attempt:
+    """Return a stored trajectory as an attempt whose lease is renewed at `now`."""
     attempt = Attempt(
         id=row.id,
         number=row.attempt,

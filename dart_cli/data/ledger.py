@@ -475,6 +475,7 @@ class Ledger:
     def _take_back(
         self, is_lost: Callable[[Attempt], bool], reason: str, level: int = logging.WARNING
     ) -> int:
+        """Drop the attempts in play for which `is_lost` is True, and log them; return how many."""
         lost = [
             (group, attempt)
             for group, attempt in self.group_table.live_attempts()

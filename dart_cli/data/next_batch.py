@@ -32,7 +32,7 @@ _R = TypeVar("_R")
 
 
 class NextBatch:
-    """The forming of the trainer's batches, one at a time. It owns a thread, which `close` ends."""
+    """A maker of the trainer's batches, one at a time. It owns a thread, which `close` ends."""
 
     def __init__(
         self,

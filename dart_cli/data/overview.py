@@ -143,6 +143,7 @@ class Overview:
         return snapshot.model_copy(update={"stalls": diagnose(snapshot)})
 
     def _stop(self) -> StopView | None:
+        """Return how far the run is from train.stop_at; None without it."""
         if not (at := self._config.train.stop_at):
             return None
         newest = self._ledger.progress.newest_success()
@@ -186,6 +187,7 @@ class Overview:
         return ReplaysView(updates=counts.replays, refused=counts.refused, oldest=oldest)
 
     def _process(self, beat: Heartbeat) -> ProcessView:
+        """Return the view of a process; a silent one on this host is examined for what became of it."""
         silent_s = self._liveness.silent_s(beat.worker)
         is_alive = silent_s <= self._liveness.dead_after_s
         is_examined = not is_alive and beat.host == self._host
@@ -265,6 +267,7 @@ class Overview:
 
 
 def _by_state(counts: dict[tuple[str, str], int]) -> dict[str, int]:
+    """Return state -> number, from (state, reason) -> number."""
     totals: dict[str, int] = {}
     for (state, _), number in counts.items():
         totals[state] = totals.get(state, 0) + number
@@ -272,6 +275,7 @@ def _by_state(counts: dict[tuple[str, str], int]) -> dict[str, int]:
 
 
 def _by_reason(counts: dict[tuple[str, str], int]) -> dict[str, int]:
+    """Return reason -> number of those that were dropped, from (state, reason) -> number."""
     return {reason: number for (state, reason), number in counts.items() if state == "dropped"}
 
 

@@ -73,7 +73,7 @@ class Replays:
                 self.end(use.first)
 
     def end(self, first: int) -> bool:
-        """Forget a batch that must not be trained on again; return True if it was still to be."""
+        """Forget a batch that must not be trained on again; return True if that was still possible."""
         return self._uses.pop(first, None) is not None
 
     def due(self) -> Uses | None:

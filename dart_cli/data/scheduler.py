@@ -161,6 +161,7 @@ class Scheduler:
             )
 
     def _next(self, situation: Situation, request: LeaseRequest) -> Group | NewGroup | NotYet:
+        """Return what the slot plays next, while it is the turn of the rollout workers."""
         (in_time, too_late), *_ = bounds = self._bounds(situation)
         # 1. Fill the groups that are open, the oldest first. There is more than one untrained batch only
         # after the trainer went back to a checkpoint: then groups that could not be trained in time are not
@@ -216,6 +217,7 @@ class Scheduler:
         return bounds
 
     def _weights(self, estimates: Estimates) -> list[float]:
+        """Return the probability of each task, by data.task_sampling."""
         if self._data_config.task_sampling == "uniform":
             return uniform_weights(len(self._tasks))
         by_task = [estimates.get(task.id, UNKNOWN) for task in self._tasks]

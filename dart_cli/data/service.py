@@ -274,6 +274,7 @@ class DataService:
         return reply
 
     async def _on_lease(self, request: LeaseRequest) -> LeaseReply:
+        """Return a lease, or after HOLD_S why there is none."""
         if refusal := self._refusal():
             return LeaseReply(retry_after_s=1.0, reason=refusal)
         slot, gave_up = self._lease_queue.ask(request)
@@ -286,6 +287,7 @@ class DataService:
         return LeaseReply(lease=lease)
 
     async def _on_batch(self, request: BatchRequest) -> BatchReply | EncodedReply:
+        """Return the next batch, or after HOLD_S why there is none yet."""
         deadline = time.monotonic() + HOLD_S
         while True:
             groups, refused = len(self.ledger.group_table.groups), self.ledger.refused_replays
@@ -369,6 +371,7 @@ class DataService:
                     self._lease_queue.refuse("its process is stopping", message.worker)
 
     async def _housekeeping(self) -> None:
+        """Do the work of each second: look after leases, limits, stalls and the database."""
         saved_at = looked_at = time.monotonic()
         if self._run.stop_reason:  # the last `dart data` died before it announced the end
             self._finish_run(self._run.stop_reason)
@@ -391,6 +394,7 @@ class DataService:
             self._discount_pause(time.monotonic() - slept_at - HOUSEKEEPING_S)
 
     def _look_for_stalls(self) -> None:
+        """Log stalls that begin or end, and note what the run needs attention for."""
         stalls = self.snapshot()["stalls"]
         self._alerts.update(stalls)
         absent = self._watch.absent()
@@ -428,6 +432,7 @@ class DataService:
         self._is_full = is_over and not removed
 
     def _save(self) -> None:
+        """Store what outlives this process: heartbeats, times and the snapshot."""
         self._watch.save(self._store)
         self._store.save_active_s(self._served_s())
         self._commits.flush()
@@ -442,6 +447,7 @@ class DataService:
     # --- what others see ----------------------------------------------------------------
 
     def _publish(self) -> None:
+        """Publish the RunState of this moment, if the sockets are open."""
         if self._publisher is None:
             return
         weights = self.ledger.weights
@@ -480,6 +486,7 @@ class DataService:
         return self._run.active_s + time.monotonic() - self._started
 
     def _state(self, now: float) -> ServiceState:
+        """Return the state of the service at `now` (monotonic seconds), for a snapshot."""
         alive = [beat.worker for beat in self._watch.liveness.alive()]
         return ServiceState(
             now=now,

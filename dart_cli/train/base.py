@@ -76,7 +76,7 @@ class SavedState(Protocol):
 
 @runtime_checkable
 class Learner(Protocol):
-    """What updates the model from batches. It is not thread-safe: only one thread at a time may call it."""
+    """The part of the trainer that updates a model. Not thread-safe: one thread at a time may call it."""
 
     before_change: Callable[[], None]
     """The learner calls it whenever the weights are about to change, for example before the optimizer changes

@@ -270,6 +270,7 @@ class PolicyLearner:
     def _loss(
         self, pack: Pack, scores: TokenScores, reference: torch.Tensor | None, divisor: float
     ) -> LossOutput:
+        """Return the loss of a pack, with all tensors on the device and in the type of its scores."""
         like = scores.logprobs
 
         def here(values: torch.Tensor) -> torch.Tensor:
@@ -313,7 +314,7 @@ class PolicyLearner:
             self.critic.restore(saved)
 
 
-def _check_names(saved: SavedState, masters: Mapping[str, torch.Tensor], model: TrainModel) -> None:
+def _check_names(saved: SavedState, trained: Mapping[str, torch.Tensor], model: TrainModel) -> None:
     """Raise ValueError if a checkpoint has weights that this model lacks, or that are frozen here.
 
     It may lack weights that were frozen before and are trained now: these stay as in the model folder.
@@ -325,7 +326,7 @@ def _check_names(saved: SavedState, masters: Mapping[str, torch.Tensor], model: 
     if unknown or not parameters:
         other = f" ({min(unknown)})" if unknown else ""
         raise ValueError(f"its weights have other names or shapes than the model's{other}")
-    if frozen := parameters - masters.keys():
+    if frozen := parameters - trained.keys():
         raise ValueError(f"{min(frozen)} was trained before; here it is frozen")
 
 

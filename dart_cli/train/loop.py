@@ -164,6 +164,7 @@ class Trainer:
                 await self._in_torch(self._ranks.end, error)
 
     async def _run(self) -> None:
+        """Begin, train, and finish the last publication and checkpoint; a stop ends it early."""
         try:
             learner = await self._begin()
         except StopRequested:
@@ -303,6 +304,7 @@ class Trainer:
         return contextlib.nullcontext() if self._lead is None else self._lead.alone(what)
 
     def _resume_weights(self, learner: Learner, newest: KnownVersion | None) -> Published:
+        """Publish the weights of a trainer that begins, by FileChannel.resume; return their version."""
         model = learner.model
         weights = read_all(model.stream())
         with self._alone("publishing its weights"):
@@ -472,6 +474,7 @@ class Trainer:
         self._progress = self._progress.model_copy(update={"policy_version": version})
 
     async def _acknowledge(self, batch: Batch, metrics: dict[str, float]) -> None:
+        """Report to the data service that the batch is in the weights, with its metrics."""
         update = self._updates.pop(batch.batch_id, None)
         await self._data_service.tell(
             BatchTrained(
@@ -484,6 +487,7 @@ class Trainer:
         )
 
     def _record(self, batch: Batch, curves: MetricWriter, metrics: dict[str, float]) -> None:
+        """Write the metrics of an update to the curves, and a line about it to the log."""
         curves.add(self._progress.updates, metrics)
         values = {name.removeprefix(REPLAY_METRIC): value for name, value in metrics.items()}
         log.info(

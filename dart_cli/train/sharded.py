@@ -223,9 +223,9 @@ class Gradients:
         self.once = size <= WHOLE_GRADIENTS_BYTES
 
     def before(self, *, is_last: bool) -> None:
-        """Set whether FSDP2 sums gradients in the next backward pass.
+        """Make FSDP2 sum the gradients of the next backward pass over ranks, or leave them unsummed.
 
-        `is_last` marks the update's last pack.
+        `is_last` is True before the backward pass of the update's last pack.
         """
         if self._root is not None:
             self._root.set_requires_gradient_sync(is_last or not self.once)

@@ -116,6 +116,7 @@ class Publication:
             self.result()
 
     def _wait(self, future: Future[T], state: str) -> T:
+        """Return the result of a future, by the deadline. Raises WeightsError, or the error of the work."""
         left_s = max(self._began + PUBLISH_S - time.monotonic(), 0.0)
         if not wait([future], left_s).done:
             raise WeightsError(
@@ -261,6 +262,7 @@ class FileChannel:
                 self._opened = self._buffer = None
 
     def _to_disk(self, storage: Storage) -> None:
+        """Copy the tensors of all versions from shared memory to disk, the newest first."""
         for version in reversed(versions(self.directory)):
             storage.keep(path_of(self.directory, version) / WEIGHTS)
 
@@ -283,6 +285,7 @@ class FileChannel:
         return self._buffer
 
     def _complete(self, target: Path, policy_version: int, copied: FlatWeights) -> Published:
+        """Return the version at `target`, written now or earlier with the same weights. Raises WeightsError."""
         if not target.exists():
             complete = self._write(target, policy_version, copied)
         elif self._holds(target, copied.tensors):

@@ -277,6 +277,7 @@ class _DeviceCopies:
             self._begin(to, part, ready)
 
     def _begin(self, target: torch.Tensor, tensor: torch.Tensor, ready: Any) -> None:
+        """Begin to copy one part, in the type of `target`."""
         if ready is None:
             self._stream.wait_stream(accelerator.current_stream(tensor.device))
         else:

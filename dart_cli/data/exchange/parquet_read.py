@@ -208,6 +208,7 @@ def read_folder(
 def _trajectory(
     rows: Sequence[tuple[_RowLocation, _ParquetRow]], checked_images: set[str]
 ) -> Trajectory:
+    """Return the trajectory of its rows. Raises ExchangeError if they do not fit together."""
     first = rows[0][1]
     images: dict[str, bytes] = {}
     steps = []
@@ -269,6 +270,7 @@ def _step(
 
 
 def _action(place: _RowLocation, row: _ParquetRow) -> dict[str, Any] | None:
+    """Return the action of a row; None if it has none. Raises ExchangeError if it is invalid."""
     if row.action is None:
         return None
     try:
@@ -315,6 +317,7 @@ def _rows(folder: Path) -> Iterator[tuple[_RowLocation, _ParquetRow]]:
 
 
 def _row(place: _RowLocation, values: dict[str, Any]) -> _ParquetRow:
+    """Return the row with these values. Raises ExchangeError for the first that is out of its limits."""
     present = {
         name: value
         for name, value in values.items()
@@ -386,6 +389,7 @@ def _columns_of(pa: Any, path: Path, file_schema: Any) -> list[str]:
 
 @contextmanager
 def _open_file(pq: Any, path: Path) -> Iterator[Any]:
+    """Open a Parquet file for the block. Raises ExchangeError if it is none."""
     pa, _ = pyarrow_modules()
     with ExitStack() as stack:
         try:

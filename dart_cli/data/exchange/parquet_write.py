@@ -99,6 +99,7 @@ class Shards:
             self._shard, self._shard_bytes = self._shard + 1, 0
 
     def _flush(self) -> None:
+        """Write the pending rows to the present file as one row group."""
         if not self._pending:
             return
         pa, pq = pyarrow_modules()
@@ -120,7 +121,7 @@ def write_folder(
 ) -> Iterator[Shards]:
     """Yield Shards for a temporary folder, which is renamed to `folder` at the end of the block.
 
-    If the block fails, the temporary folder is removed and `folder` does not exist.
+    If the block fails, the temporary folder is removed and `folder` stays as it was.
 
     Raises ExchangeError if the folder exists and is not empty, MissingPartError without pyarrow.
     """

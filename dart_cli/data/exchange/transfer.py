@@ -332,6 +332,7 @@ def _make_check(config: Config, folder: Path) -> StepCheck:
         )
 
     def check(trajectory: Trajectory) -> tuple[int, str, str] | None:
+        """Return (step, column, what is wrong) if the trajectory does not fit the run; else None."""
         if trajectory.suite not in names:
             return 0, "suite", f"{trajectory.suite!r}, but the run plays env.suite = {suite!r}"
         try:

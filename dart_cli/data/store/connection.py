@@ -76,6 +76,7 @@ class Connection:
         self._connection.row_factory = as_dict
 
     def _rows(self, sql: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
+        """Return the rows as dicts. Raises StoreError, or UserError for a value that SQLite cannot hold."""
         try:
             return self._connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:
@@ -205,6 +206,7 @@ class Transactions(Connection):
         return self._changed(self._connection.executemany, sql, rows)
 
     def _changed(self, execute: Callable[..., sqlite3.Cursor], sql: str, values: object) -> int:
+        """Execute SQL within the open transaction; return the number of changed rows. Raises StoreError."""
         if self._fault is not None:
             raise StoreError(str(self._fault))
         try:

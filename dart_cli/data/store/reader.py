@@ -390,6 +390,7 @@ def _pool_row(row: dict[str, Any]) -> PoolRow:
 
 
 def _where(match: Matching, group_ids: Sequence[str] | None = None) -> tuple[str, list[object]]:
+    """Return the WHERE clause for trajectories that match, and its parameters."""
     equal = {
         "t.state": match.get("state"),
         "g.task_id": match.get("task_id"),

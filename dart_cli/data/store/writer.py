@@ -420,6 +420,7 @@ class Store(Reader, Transactions):
         at: float | None,
         version: int | None,
     ) -> None:
+        """Write the state of a batch, and the same state of its groups and trajectories."""
         self._write(
             "UPDATE batches SET state = ?, trained_at = ?, trained_version = ? WHERE id = ?",
             (state, at, version, batch_id),

@@ -179,6 +179,7 @@ def load(path: Path, *, verify: bool = True) -> Checkpoint:
 
 
 def _check_digests(path: Path, digests: Mapping[str, str]) -> None:
+    """Raise CheckpointError for the first file that does not match its digest."""
     names = sorted(digests)
     actual = on_cores(lambda name: digest_of(path / name), names, most=len(names))
     for name, digest in zip(names, actual, strict=True):
@@ -282,6 +283,7 @@ class CheckpointSaver:
     # --- in the thread ------------------------------------------------------------------------
 
     def _write(self, save: _Save) -> None:
+        """Write this rank's files; rank 0 then completes the checkpoint. An error goes to `save`."""
         draft = draft_of(save.target)
         try:
             digests = write(draft, save.parts, rank=self._rank, file_bytes=self._file_bytes)
@@ -333,6 +335,7 @@ class CheckpointSaver:
         return digests
 
     def _give_up(self, save: _Save, draft: Path) -> None:
+        """Tell rank 0 that this rank failed; rank 0 itself removes the draft."""
         if self._rank:
             try:
                 _write_list(draft, self._rank, {"error": save.error})

@@ -332,6 +332,7 @@ class PackFeed:
                 )
 
     def _pack(self, number: int) -> Pack:
+        """Return a pack with its screens, which threads have prepared; free what no later pack needs."""
         names = self._names[number]
         new = [name for name in names if name not in self._features]
         prepared = {name: self._waiting[name].result() for name in new}

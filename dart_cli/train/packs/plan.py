@@ -161,6 +161,7 @@ class _Trie:
         return PlannedPack(self.pack([cheapest]).nodes, (), 0.0)
 
     def _grow(self, sequences: Sequence[Tokens]) -> None:
+        """Make the nodes of the trie, each before its children."""
         ordered = [sequences[index] for index in self.order]
         shared = [_shared(one, other) for one, other in pairwise(ordered)]
 
@@ -191,6 +192,7 @@ def _shared(one: Tokens, other: Tokens) -> int:
 
 
 def _cost(node: Node, tokens: Tokens, costs: Costs) -> float:
+    """Return the cost of computing the tokens of a node, whose ancestors are computed."""
     pairs = (node.end * (node.end + 1) - node.begin * (node.begin + 1)) / 2
     images = int((tokens[node.begin : node.end] >= IMAGE).sum())
     return costs.token * (node.end - node.begin) + costs.pair * pairs + costs.image_token * images

@@ -244,7 +244,7 @@ def device_of(member: Membership, name: str) -> torch.device:
 
 
 def memory_mb(device: torch.device) -> float:
-    """Return the largest memory that this process has used, in MB: of its GPU, or without one of the host."""
+    """Return the most memory that this process has used, in MB: of its GPU, or main memory without a GPU."""
     if accelerator.is_gpu(device):
         return accelerator.max_memory_allocated(device) / 1e6
     unit = 1e6 if sys.platform == "darwin" else 1e3  # bytes, or kilobytes

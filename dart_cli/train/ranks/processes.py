@@ -79,6 +79,7 @@ class RankProcesses:
             raise
 
     def _start(self, rank: int) -> subprocess.Popen[bytes]:
+        """Start the process of a rank; its output goes to its log."""
         environment = {
             **os.environ,
             "RANK": str(rank),

@@ -344,6 +344,7 @@ class RankWatch:
         return ""
 
     def _run(self) -> None:
+        """Write this rank's state and look for a problem until `close`; end the process if there is one."""
         while not self._closing.wait(POLL_S):
             try:
                 if self._clock() - self._last_write > WRITE_S:
@@ -404,6 +405,7 @@ class RankWatch:
         return self._clock() - self._changes[rank][1]
 
     def _line(self, state: RankState, how: str) -> str:
+        """Return the line about a rank: `how` it failed, what it was doing, and where its log is."""
         where = self._member.log_file(self._run_dir, state.rank)
         return (
             f"rank {state.rank} of {self._member.size} (pid {state.pid} on {state.host}){how}; "

@@ -89,6 +89,7 @@ class BroadcastChannel(FileChannel):
         raise ProtocolError(f"the trainer answers no {type(request).__name__}")
 
     async def _take_part(self, request: TransferRequest, version: Version) -> TransferReply:
+        """Hold the request until its round begins, for at most HOLD_S. Raises ProtocolError."""
         newest = version.published
         if (request.policy_version, request.digest) != (newest.policy_version, newest.digest):
             return refer_to(newest)
@@ -136,6 +137,7 @@ class BroadcastChannel(FileChannel):
         return reused or FlatWeights.in_memory(specs, pinned=accelerator.is_in_use())
 
     def _complete(self, target: Path, policy_version: int, copied: FlatWeights) -> Published:
+        """Complete a publication; the version becomes the newest, which is kept in memory."""
         if target.exists():
             # It is not known which version was the last whole one, so the next one is written whole.
             self._since_whole = self._whole_every
@@ -145,6 +147,7 @@ class BroadcastChannel(FileChannel):
         return complete
 
     def _is_due(self, copied: FlatWeights) -> bool:
+        """Return True if this version is to be written whole, and count the versions since the last one."""
         before = self.last
         is_whole = (
             before is None
@@ -156,6 +159,7 @@ class BroadcastChannel(FileChannel):
 
 
 async def _manifest(request: ManifestRequest, version: Version) -> ManifestReply:
+    """Return the manifest of the newest version. Raises RefusedError if another one is requested."""
     newest = version.published
     if (request.policy_version, request.digest) != (newest.policy_version, newest.digest):
         raise RefusedError(f"the trainer is at v{newest.policy_version} now")

@@ -78,6 +78,7 @@ class Rendezvous:
             return {k: self._values[k] for k in (*added, *keys) if k in self._values}
 
     def _set(self, key: str, value: bytes) -> None:
+        """Store a value. Raises ProtocolError beyond the bounds of the keys."""
         is_new = key not in self._values
         if (
             len(key) > MOST_KEY_CHARS
@@ -164,6 +165,7 @@ class GroupStore(_Store):  # type: ignore[misc]
         return False
 
     def _waited(self, keys: Sequence[str], timeout: timedelta | None) -> dict[str, bytes]:
+        """Wait until all keys have values, and return these. Raises RuntimeError."""
         if self._is_sealed:
             raise RuntimeError("the group is made, and its store is closed")
         deadline = self._deadline
