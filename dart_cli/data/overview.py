@@ -57,9 +57,8 @@ class ServiceState:
     is_full: bool  # data.max_gb is reached, and nothing may be removed
     quiet_s: float  # since a step, an end, an update or a weight set was last filed
     permits: Mapping[str, float]  # worker that may take weights -> for how many seconds
-    settings: Sequence[
-        str
-    ]  # how living processes' settings differ from the data service's, a line each
+    settings: Sequence[str]
+    """How the settings of living processes differ from the data service's, a line each."""
     unequal: Sequence[str]  # which of these lines are about keys that must be equal
 
 

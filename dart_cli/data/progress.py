@@ -153,9 +153,8 @@ class TaskProgress(Verdicts):
     square: MovingAverage = field(default_factory=MovingAverage)  # squares of these rewards
     invalid_share: MovingAverage = field(default_factory=MovingAverage)  # of all episodes
     invalid_after_action: int = 0  # episodes that became invalid after an action
-    newest: deque[bool] = field(
-        default_factory=_newest
-    )  # newest counted trajectories: True for a pass
+    newest: deque[bool] = field(default_factory=_newest)
+    """The newest counted trajectories: True for a pass."""
 
     @property
     def counted(self) -> int:

@@ -285,7 +285,7 @@ class FileChannel:
         return self._buffer
 
     def _complete(self, target: Path, policy_version: int, copied: FlatWeights) -> Published:
-        """Return the version at `target`, written now or earlier with the same weights. Raises WeightsError."""
+        """Return the version at `target`, written now or before with the same weights. Raises WeightsError."""
         if not target.exists():
             complete = self._write(target, policy_version, copied)
         elif self._holds(target, copied.tensors):
