@@ -32,6 +32,7 @@ from bus.messages import PROTOCOL_VERSION, BatchReply, Heartbeat, Message, Reply
 from bus.packed import Packed, float64s, int32s, little_endian
 from bus.ranks import Scored, Share, StepStates
 
+# The types, with their subclasses, that may be sent on their own; all others are parts of these.
 _ALONE = (Request, Reply, Heartbeat, RunState, Share, Scored, StepStates)
 MESSAGES: dict[str, type[Message]] = {
     name: kind
@@ -94,7 +95,7 @@ def encode(message: Message) -> list[bytes]:
 
 
 def limits_of(expected: type[Message]) -> MessageLimits:
-    """Return the limits of a message if this kind is expected."""
+    """Return the size limits of a message of this type; they are larger for messages of a whole batch."""
     return BATCH_LIMITS if expected in (BatchReply, Share, Scored, StepStates) else LIMITS
 
 
@@ -115,13 +116,16 @@ def decode(frames: Sequence[bytes], limits: MessageLimits = LIMITS) -> Message:
 
 
 def joined(message: Message) -> bytes:
-    """Return the frames of a message as one piece of bytes. Raises as `encode` does."""
+    """Return the frames of a message as one bytes object, each frame after its length (8 bytes).
+
+    Raises as `encode` does.
+    """
     frames = encode(message)
     return b"".join(len(frame).to_bytes(_LENGTH_BYTES, "big") + frame for frame in frames)
 
 
 def parted(piece: bytes, limits: MessageLimits) -> Message:
-    """Return the message that `joined` made bytes of. Raises ProtocolError for any other bytes."""
+    """Return the message whose bytes `joined` returned. Raises ProtocolError for any other bytes."""
     frames, at = [], 0
     while at < len(piece):
         begin = at + _LENGTH_BYTES
@@ -212,6 +216,7 @@ def _is_plain(annotation: Any) -> bool:
 
 
 def _kind_of(frame: bytes) -> str:
+    """Return the kind in the first frame. Raises ProtocolError for an unknown one."""
     kind = frame[:MAX_KIND_BYTES].decode("ascii", errors="replace")
     if len(frame) > MAX_KIND_BYTES or kind not in MESSAGES:
         raise ProtocolError(f"unknown message kind {kind!a}")
@@ -219,6 +224,7 @@ def _kind_of(frame: bytes) -> str:
 
 
 def _check_sizes(kind: str, frames: Sequence[bytes], limits: MessageLimits) -> None:
+    """Raise OversizeError if the header, the blobs or all frames together are over a limit."""
     header, blobs = frames[1], frames[2:]
     if len(header) > MAX_FRAME_BYTES:
         raise OversizeError(f"{kind}: header of {len(header)} bytes, limit {MAX_FRAME_BYTES}")
@@ -240,11 +246,16 @@ def _check_packed(kind: str, packed_bytes: int, limits: MessageLimits) -> None:
 
 
 def _unpack(kind: str, header: bytes, blobs: Sequence[bytes], limits: MessageLimits) -> Any:
-    """Return the header's body with every blob in its place; each must be used exactly once."""
+    """Return the header's body with every blob in its place.
+
+    Raises ProtocolError for an invalid header, for another protocol version, and unless each blob is used
+    exactly once; OversizeError for too many packed numbers.
+    """
     unused = dict(enumerate(blobs))
     packed_bytes = 0
 
     def put_back(code: int, data: bytes) -> bytes | list[float] | array[int] | array[float]:
+        """Return the blob, list or array that a placeholder stands for. Raises ValueError."""
         nonlocal packed_bytes
         if code not in (_BLOB, *_LISTS, *_ARRAYS) or len(data) != _INDEX_BYTES:
             raise ValueError(f"unknown extension type {code}")
@@ -282,6 +293,7 @@ def _unpack(kind: str, header: bytes, blobs: Sequence[bytes], limits: MessageLim
 
 
 def _first_fault(kind: str, error: ValidationError) -> str:
+    """Return the first fault of a message that was not valid, with its field, in one line."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
     where = ".".join([kind, *(str(part) for part in faults[0]["loc"])])
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
@@ -289,7 +301,7 @@ def _first_fault(kind: str, error: ValidationError) -> str:
 
 
 def _one_line(value: object) -> str:
-    """Return a text that fits into a log line, even from a hostile sender."""
+    """Return the value's text, printable and at most _ERROR_CHARS long, since its sender may be hostile."""
     text = str(value) or type(value).__name__
     text = "".join(char if char.isprintable() else "?" for char in text[: _ERROR_CHARS + 1])
     return text if len(text) <= _ERROR_CHARS else text[:_ERROR_CHARS] + "..."

@@ -101,8 +101,8 @@ class Endpoints:
         run_dir = Path(os.path.realpath(self.run_dir))
         make_private_dir(run_dir)
         sock = run_dir / "sock"
-        room = max(_LONGEST_NAME_BYTES, len(file_name))
-        if len(os.fsencode(sock)) + 1 + room <= MAX_IPC_PATH_BYTES:
+        name_bytes = max(_LONGEST_NAME_BYTES, len(file_name))
+        if len(os.fsencode(sock)) + 1 + name_bytes <= MAX_IPC_PATH_BYTES:
             return make_private_dir(sock)
         digest = hashlib.blake2b(os.fsencode(run_dir), digest_size=8).hexdigest()
         mine = make_private_dir(Path("/tmp") / f"dart-{os.getuid()}")  # noqa: S108 - checked to be ours

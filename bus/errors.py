@@ -54,7 +54,7 @@ class DartError(Exception):
 
 
 class UserError(DartError):
-    """The user's input cannot work; the message tells what to change."""
+    """The user's input cannot work; the message says what to change."""
 
     exit_code = 2
 
@@ -72,7 +72,7 @@ class ModelError(UserError):
 
 
 class LogprobCheckError(UserError):
-    """Engine and trainer give the same tokens other log-probabilities; no restart fixes it."""
+    """Engine and trainer give the same tokens different log-probabilities; a restart does not fix it."""
 
 
 class ExchangeError(UserError):
@@ -102,7 +102,7 @@ class BusError(DartError):
 
 
 class DeadlineError(BusError):
-    """A wait ran past its deadline; the message tells what waited for what, and how long."""
+    """A wait ran past its deadline; the message says what waited for what, and how long."""
 
 
 class ProtocolError(BusError):

@@ -3,7 +3,8 @@
 HeartbeatSender   publishes a Heartbeat each second, with the load that a function returns
 WaitReporter      the protocol by which other code reports its waits in the heartbeats
 Liveness          the newest heartbeat of each worker, and which workers have fallen silent
-awaited, start    the text about an absent process, and the command that starts it
+start             returns the command that starts a program, for an error text
+awaited           returns the text about roles without a process: who is absent, and how to start it
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ MAX_WAITS = 8
 
 
 def start(*programs: str) -> str:
-    """Return the fix if no process serves: ``start `dart data CONFIG` ``."""
+    """Return the fix for absent programs, e.g. ``start `dart data CONFIG` ``."""
     return f"start {_listed([f'`{program} CONFIG`' for program in programs])}"
 
 
 def awaited(*roles: Role, at: str = "") -> str:
-    """Return the text about roles without a process: ``dart data: start `dart data CONFIG` ``.
+    """Return the text about roles without a process, e.g. ``dart data: start `dart data CONFIG` ``.
 
     `at` is the address at which the process is expected.
     """
@@ -56,7 +57,7 @@ class Publishes(Protocol):
     """A place where a HeartbeatSender publishes, such as a bus.pubsub.Publisher."""
 
     def publish(self, message: Message) -> None:
-        """Send without waiting."""
+        """Send a message without waiting."""
         ...
 
 
@@ -94,7 +95,7 @@ class _OpenWait:
 
 
 class HeartbeatSender:
-    """An async context manager that sends a Heartbeat each second, and when `beat` is called."""
+    """An async context manager that publishes a Heartbeat every `every_s`, and when `beat` is called."""
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class HeartbeatSender:
             state=load.state,
             waiting_for=waits[0].what if waits else "",
             waiting_s=waits[0].longest_s if waits else 0.0,
-            gauges=_sound(load.gauges),
+            gauges=_sendable(load.gauges),
             trajectories=load.trajectories,
             waits=waits[:MAX_WAITS],
         )
@@ -202,8 +203,8 @@ class HeartbeatSender:
             await asyncio.sleep(self._every_s)
 
 
-def _sound(gauges: Mapping[str, float]) -> dict[str, float]:
-    """Return the gauges within the limit of a heartbeat; the others are left out, so that it can be sent."""
+def _sendable(gauges: Mapping[str, float]) -> dict[str, float]:
+    """Return the gauges without those that a heartbeat cannot have: beyond MAX_GAUGE, or nan."""
     return {name: value for name, value in gauges.items() if abs(value) <= MAX_GAUGE}
 
 

@@ -26,8 +26,8 @@ from bus.packed import Float64s, Int32s, IntArray, Packed, PromptIds
 from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 PROTOCOL_VERSION = 18
-"""Version of the messages, which every change of a field or its meaning raises; other versions are
-refused."""
+"""Version of the messages; messages of other versions are refused. Raise it with every change of a field or
+its meaning."""
 
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """An integer that a database can store."""
@@ -112,7 +112,7 @@ class SampledTokens(Message):
     patches: Annotated[list[int], Packed("i")] = []
     """[A], the cell of the prompt's last screenshot that was drawn with this token, counted row by row from
     0. It is -1 for a token without one, which is every token but `pointer_end`; [] if no token has one. A
-    token with a patch is forced, and its log-probability and entropy are those of the patch."""
+    token with a patch is forced, so its log-probability and entropy are of the patch."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -352,7 +352,7 @@ class Completion(Reply):
     queue_s: Seconds  # wait before the engine began
     engine_s: Seconds
     worker: str = ""  # the worker that answers; empty in one process
-    pointed: list[PointerMap] = []  # of its pointers, in order, those of the partial first
+    pointed: list[PointerMap] = []  # of its pointers, in order; the partial's come first
 
 
 class ActRequest(Request):
@@ -367,8 +367,8 @@ class ActRequest(Request):
     screenshot: bytes  # encoded image
     image_hashes: list[str] = []
     """[I], content hashes of the turns' screenshots and of this one; [] if unknown. The rollout worker
-    checks the hash of each screenshot that is new to it, the data service that of the newest one in the
-    StepRecord."""
+    checks the hash of each screenshot that is new to it; the data service checks the hash of the newest one,
+    in the StepRecord."""
     width: Integer  # pixels of the screenshot
     height: Integer
     observed_text: str = ""  # text beside the screenshot (env.observe)
@@ -439,7 +439,7 @@ REPLAY_METRIC = "replay_"
 
 
 class BatchTrained(Request):
-    """train -> data: the batch is in the weights; its metrics."""
+    """train -> data: the batch is in the weights, or was skipped; with the metrics of the update."""
 
     reply_type: ClassVar[type[Reply]] = Ack
     batch_id: Integer
@@ -536,7 +536,7 @@ class Heartbeat(Message):
 
 
 class RunState(Message):
-    """data -> all, every second and at each change: the run's newest weights and whether to end."""
+    """data -> all, every second and at each change: the run's newest weights, and if it must end."""
 
     run_id: str
     policy_version: Integer  # newest published; -1 before the first
@@ -544,4 +544,4 @@ class RunState(Message):
     stopping: bool
     reason: str  # why it ends
     suspended: bool = False  # it is the trainer's turn; no completion is begun or continued
-    absent: list[Role] = []  # those of env (or serve), rollout and train without a living process
+    absent: list[Role] = []  # which of env (or serve), rollout and train have no living process

@@ -45,6 +45,7 @@ def _is_array_of(code: Code) -> Callable[[object], object]:
 
 
 def _as_prompt_ids(value: object) -> object:
+    """Return an int32 array, made from a list if necessary. Raises ValueError for other values."""
     if not isinstance(value, list):
         return _is_array_of("i")(value)
     if any(type(item) is not int for item in value):
@@ -61,7 +62,7 @@ PromptIds = Annotated[IntArray, Packed("i"), PlainValidator(_as_prompt_ids)]
 
 
 def int32s(values: Iterable[int] | bytes) -> IntArray:
-    """Return an array of integers, or of their little-endian bytes.
+    """Return an int32 array, made from integers or from their little-endian bytes.
 
     Raises OverflowError for an integer that does not fit.
     """
@@ -69,12 +70,12 @@ def int32s(values: Iterable[int] | bytes) -> IntArray:
 
 
 def float64s(values: Iterable[float] | bytes) -> FloatArray:
-    """Return an array of numbers, or of their little-endian bytes."""
+    """Return a float64 array, made from numbers or from their little-endian bytes."""
     return _array("d", values)
 
 
 def little_endian(values: array[int] | array[float]) -> bytes:
-    """Return the bytes of an array as in a frame."""
+    """Return the bytes of an array as they stand in a frame: little-endian on every machine."""
     if sys.byteorder == "big":
         values = array(values.typecode, values)
         values.byteswap()

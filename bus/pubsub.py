@@ -4,8 +4,8 @@
     Subscriber   connects to telemetry-out and iterates over typed messages
     Forwarder    binds both addresses in the data service, so that all other processes only connect
 
-Published messages are codec frames; their kind is the topic. Queues are bounded by the high-water mark,
-frames by ZMQ_MAXMSGSIZE. A Subscriber must be made inside a running event loop.
+Published messages are the frames of codec.py; their kind is the topic. Queues are bounded by the high-water
+mark, frames by ZMQ_MAXMSGSIZE. A Subscriber must be made inside a running event loop.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """A sender of messages to telemetry-in. They are dropped if no process listens or the queue is full."""
+    """A sender of messages to telemetry-in. It drops a message if no process listens or the queue is full."""
 
     def __init__(self, endpoint: str, *, curve: CurveKeys | None = None) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._socket = connect(context.socket(zmq.PUB), endpoint, curve)
 
     def publish(self, message: Message) -> None:
-        """Send without waiting. Raises ProtocolError if the message cannot be encoded."""
+        """Send a message without waiting. Raises ProtocolError if it cannot be encoded."""
         self._socket.send_multipart(encode(message), copy=False)
 
     def close(self) -> None:
-        """Close, after at most 0.2 s for sending what is queued."""
+        """Close the socket; messages in its queue are still sent, for at most 0.2 s."""
         self._socket.close(linger=200)
 
     async def __aenter__(self) -> Self:
@@ -174,6 +174,7 @@ class Forwarder:
         self.close()
 
     def _pump(self, context: zmq.Context[Any], control: str) -> None:
+        """Forward messages until `close` stops the proxy; this runs in the thread."""
         stop = context.socket(zmq.PAIR)
         stop.connect(control)
         try:

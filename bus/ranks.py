@@ -40,7 +40,8 @@ class Share(Message):
     policy_version: Integer | None  # published version of these weights; None if they have none
     samples: Count  # of the whole batch
     tokens: Count  # of all completions of the batch
-    looks: bool  # whether each rank also scores a pack with grey screens (train/blindness.py)
+    looks: bool
+    """True if each rank also scores a pack with grey screens (dart_cli/train/blindness.py)."""
 
 
 class StepStates(Message):

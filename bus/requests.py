@@ -6,8 +6,8 @@
     EncodedReply     a reply that its handler has encoded already, e.g. in a thread
     ReplierCounts    counts of what a Replier has done
 
-On the wire a request is `[request id, *codec frames]` (DEALER); the server receives it with the client's
-routing id in front (ROUTER), and a reply goes back in the same way.
+On the wire a request is `[request id, *frames of codec.py]` (DEALER); the server receives it with the
+client's routing id in front (ROUTER), and a reply goes back in the same way.
 
 Everything is bounded: requests in flight by `max_in_flight`, handlers by `max_handlers` (the server reads
 no further while all are busy), queues by the high-water mark, frames by ZMQ_MAXMSGSIZE, recorded replies by
@@ -55,6 +55,8 @@ RETRY_S = 2.0
 
 @dataclass(eq=False, slots=True)
 class _Pending:
+    """A request that waits for its answer."""
+
     key: bytes
     frames: list[bytes]  # the key and the message
     answer: asyncio.Future[list[bytes]]
@@ -69,7 +71,7 @@ class RequestClient(Protocol):
     """The method of a Requester that callers use."""
 
     async def request(self, message: Request, deadline_s: float) -> Reply:
-        """Return the server's answer. Raises DeadlineError, and the error by which the server refuses."""
+        """Return the server's answer. Raises DeadlineError, or the error with which the server refused."""
         ...
 
 
@@ -94,7 +96,7 @@ class Requester:
             raise ValueError(f"max_in_flight of {max_in_flight}, at most {HIGH_WATER_MARK}")
         self.endpoint = endpoint
         self.connected = False
-        """Whether a connection is established and its keys are checked."""
+        """True while a connection is established and its keys are checked."""
         self.lost = asyncio.Event()
         self._peer = peer
         self._max_in_flight = max_in_flight
@@ -141,8 +143,8 @@ class Requester:
 
         The request is sent again with the same id every `retry_s` seconds, and when a lost server is back,
         until `deadline_s`. Pass `request_id` (16 bytes) to send the same request to another server. Raises
-        DeadlineError, ProtocolError for an invalid answer, and if the server refuses, its error of
-        bus.errors or RefusedError.
+        DeadlineError; ProtocolError for an invalid answer; and, if the server refuses, the server's own error
+        of bus.errors, or RefusedError for an unknown one.
         """
         key = request_id or os.urandom(REQUEST_ID_BYTES)
         if len(key) != REQUEST_ID_BYTES:
@@ -166,7 +168,7 @@ class Requester:
         return self._checked(message, answer)
 
     async def close(self) -> None:
-        """Close; callers of requests in flight get a BusError."""
+        """Close the connection; callers whose requests are in flight get a BusError."""
         self._closed = True
         for pending in [*self._asking.values(), *self._queued.values()]:
             if not pending.answer.done():
@@ -175,6 +177,7 @@ class Requester:
         self._channel.close(0)
 
     def _enter(self, pending: _Pending) -> None:
+        """Send a request, or queue it if there are `max_in_flight` already. Raises BusError once closed."""
         if self._closed:
             raise BusError(f"{self.endpoint}: requester closed")
         if pending.key in self._asking or pending.key in self._queued:
@@ -187,6 +190,7 @@ class Requester:
         self._set_timer(pending)
 
     def _leave(self, pending: _Pending) -> None:
+        """Forget a request that has ended, and send the first of the queued ones."""
         if pending.timer is not None:
             pending.timer.cancel()
         self._outbox.pop(pending.key, None)
@@ -215,6 +219,7 @@ class Requester:
         pending.timer = self._loop.call_at(at, self._tick, pending)
 
     def _tick(self, pending: _Pending) -> None:
+        """Send a request again, or end it with a DeadlineError."""
         if pending.answer.done():
             return
         if self._loop.time() >= pending.deadline:
@@ -230,6 +235,7 @@ class Requester:
             pending.answer.set_result(frames[1:])
 
     def _peer_is(self, present: bool) -> None:
+        """Note that the connection was established or lost; repeat requests to a server that is back."""
         back = present and self.lost.is_set()
         if present:
             self.lost.clear()
@@ -242,6 +248,7 @@ class Requester:
                     self._send(pending)
 
     def _checked(self, message: Request, reply: Reply) -> Reply:
+        """Return the reply if it has the right type; raise the error that the server answered with."""
         if isinstance(reply, ErrorReply):
             kind = getattr(errors, reply.error_type, None)
             if isinstance(kind, type) and issubclass(kind, DartError):
@@ -319,13 +326,15 @@ class ReplierCounts:
 
     requests: int = 0  # passed to the handler
     repeats: int = 0  # answered from the record, or joined to a request that is being handled
-    malformed: int = 0  # refused by the codec
+    malformed: int = 0  # not a request that codec.py can decode
     refused: int = 0  # the handler raised a DartError
     crashed: int = 0  # the handler raised another exception
 
 
 @dataclass(slots=True)
 class _Execution:
+    """A request that is being handled, and the clients that wait for its reply."""
+
     task: asyncio.Task[None]
     clients: set[bytes]
 
@@ -431,6 +440,7 @@ class Replier:
             self._channel.pause()
 
     async def _work(self, handler: Handler, client: bytes, key: bytes, message: Request) -> None:
+        """Handle a new request, record its reply, and answer all clients that sent it."""
         try:
             frames = await self._handle(handler, client.decode("utf-8", "replace"), message)
             self._record.put(key, frames)
@@ -442,6 +452,7 @@ class Replier:
                 self._channel.resume()
 
     async def _handle(self, handler: Handler, client: str, message: Request) -> list[bytes]:
+        """Return the frames of the handler's reply; an error becomes an ErrorReply."""
         try:
             reply = await handler(client, message)
             return reply.frames if isinstance(reply, EncodedReply) else encode(reply)
@@ -460,7 +471,7 @@ class Replier:
 
     def _answer(self, client: bytes, key: bytes, frames: list[bytes]) -> None:
         # A ROUTER never waits: it drops answers to an absent client, which sends its request again. A
-        # connected client has room for the answers to all of its requests in flight.
+        # connected client's queue can hold the answers to all of its requests in flight.
         self._answered_at = time.monotonic()
         self._channel.send([client, key, *frames])
 

@@ -32,9 +32,8 @@ class ProcessView(Heartbeat):
     alive: bool  # its last heartbeat is within the liveness limit
     heartbeat_age_s: float
     still_s: float = 0.0  # rollout: for how long its requests in work have produced no token
-    liveness: str = (
-        ""  # gone, stopped, blocked or running: a silent process on the data service's host
-    )
+    liveness: str = ""
+    """gone, stopped, blocked or running, of a silent process on the data service's host; else empty."""
     error: str = ""  # the error that ended such a process
 
 
@@ -118,7 +117,7 @@ class UsageView(Part):
 
 
 class SyncView(Part):
-    """The last weight sync of one rollout worker; seconds as in bus.messages.SyncDone."""
+    """The last weight sync of one rollout worker; seconds as in bus.weights.SyncDone."""
 
     worker: str
     policy_version: int
@@ -204,9 +203,8 @@ class Snapshot(Part):
     staleness: StalenessView
     replays: ReplaysView = ReplaysView()
     judges: list[JudgeView] = []
-    metrics: dict[
-        str, float
-    ] = {}  # newest metrics of the trainer: loss, reward, entropy, kl, lr, ...
+    metrics: dict[str, float] = {}
+    """The trainer's newest metrics: loss, reward, entropy, kl, lr, ..."""
     metric_curves: dict[str, list[float]] = {}  # metric -> values of recent updates, oldest first
     usage: dict[str, UsageView] = {}  # by role
     queues: QueuesView = QueuesView()
@@ -218,6 +216,5 @@ class Snapshot(Part):
     permits: dict[str, float] = {}  # rollout worker that may take weights -> for how many seconds
     stalls: list[StallView] = []
     warnings: list[str] = []
-    settings: list[
-        str
-    ] = []  # how living processes' settings differ from the data service's, a line each
+    settings: list[str] = []
+    """How the settings of living processes differ from the data service's, one line for each difference."""

@@ -4,7 +4,7 @@
     bound_address        returns the address of a bound socket, e.g. with the port chosen for a wildcard
     socket_file          returns the file of an ipc:// address
     remove_socket_file   removes that file, which ZeroMQ leaves behind
-    Channel              calls `take` for each message that comes; `send` never waits
+    Channel              an open socket: calls `take` for each message that arrives; `send` never waits
     PeerWatch            reports at once when a connection is established and when it is lost
     RefusalLog           logs warnings about refused messages, at a limited rate
 
@@ -56,6 +56,7 @@ _Socket = TypeVar("_Socket", bound=zmq.Socket[Any])
 
 
 def _prepare(socket: _Socket, endpoint: str) -> _Socket:
+    """Set the limits and time-outs of a new socket, and return it."""
     socket.set_hwm(HIGH_WATER_MARK)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.LINGER, int(LINGER_S * 1000))
@@ -71,6 +72,7 @@ def _prepare(socket: _Socket, endpoint: str) -> _Socket:
 
 @contextmanager
 def _closed_on_error(socket: zmq.Socket[Any], task: str) -> Iterator[None]:
+    """Close the socket if the block fails; raise an error of ZeroMQ as BusError about the `task`."""
     try:
         yield
     except DartError:
@@ -82,9 +84,10 @@ def _closed_on_error(socket: zmq.Socket[Any], task: str) -> Iterator[None]:
 
 
 def connect(socket: _Socket, endpoint: str, curve: CurveKeys | None) -> _Socket:
-    """Connect, now or as soon as the other side appears, and return the socket.
+    """Connect the socket, now or as soon as the other side appears, and return it.
 
-    Raises ConfigError for an address that needs keys, BusError if it is not possible.
+    On an error the socket is closed. Raises ConfigError for an address that needs keys, BusError if ZeroMQ
+    refuses the address.
     """
     with _closed_on_error(socket, f"cannot connect to {endpoint}"):
         check_secure(endpoint, curve)
@@ -100,9 +103,10 @@ def connect(socket: _Socket, endpoint: str, curve: CurveKeys | None) -> _Socket:
 
 
 def bind(socket: _Socket, endpoint: str, curve: CurveKeys | None) -> _Socket:
-    """Serve at the address, for the allowed keys alone, and return the socket.
+    """Bind the socket to the address and return it; with keys, only the allowed clients can connect.
 
-    Raises ConfigError, also for a tcp port in use; BusError for an ipc address in use.
+    On an error the socket is closed. Raises ConfigError, also for a tcp port in use; BusError for an ipc
+    address in use.
     """
     with _closed_on_error(socket, f"cannot serve at {endpoint}"):
         check_secure(endpoint, curve)
@@ -149,7 +153,7 @@ def bound_address(socket: zmq.Socket[Any]) -> str:
 
 
 def _check_free(endpoint: str) -> None:
-    """Raise BusError for an ipc:// address at which a process listens; ZeroMQ would silently take it over.
+    """Raise BusError for an ipc:// address at which a process listens; ZeroMQ would replace its socket file.
 
     A server that has just closed listens a moment longer, in ZeroMQ's thread; this waits up to a second for
     that.
@@ -161,7 +165,7 @@ def _check_free(endpoint: str) -> None:
             try:
                 probe.connect(path)
             except OSError:
-                return  # left behind by a process that is gone
+                return  # the file of a process that has ended
         if time.monotonic() > deadline:
             raise BusError(f"cannot serve at {endpoint}: another process does; stop it first")
         time.sleep(0.01)
@@ -223,7 +227,7 @@ class Channel:
         socket.copy_threshold = _COPY_BYTES
         self._take = take
         self._room = room
-        self._blocked = False  # a send was refused: call `room` when there is room
+        self._blocked = False  # a send was refused: call `room` when it may succeed
         self._paused = False
         self._again: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
@@ -233,7 +237,7 @@ class Channel:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self._socket.closed
 
     def send(self, frames: Sequence[bytes]) -> bool:
@@ -246,7 +250,7 @@ class Channel:
                 socket.send(frame, _NOBLOCK if index == last else _NOBLOCK_MORE, copy=False)
         except zmq.Again:
             self._blocked = True
-            self._soon()  # room may have come meanwhile
+            self._soon()  # the queue may have drained meanwhile
             return False
         if self._events() & _POLLIN:  # the send may have consumed its signal
             self._soon()
@@ -263,7 +267,7 @@ class Channel:
             self._soon()
 
     def close(self, linger_s: float) -> None:
-        """Receive nothing more, and close once queued messages are sent, after at most `linger_s`."""
+        """Receive no more messages; close when the queued ones are sent, or after `linger_s` seconds."""
         if not self.closed:
             self._loop.remove_reader(self._descriptor)
             self._socket.close(linger=int(linger_s * 1000))
@@ -278,6 +282,7 @@ class Channel:
             self._again = self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
+        """Handle up to _BURST events of the socket; then let other callbacks of the loop run."""
         if self._again is not None:
             self._again.cancel()
             self._again = None

@@ -2,7 +2,7 @@
 
     Memory           the actions of each state, what they led to, and their values
     untried_value    the value of an action that was never tried
-    frontier_value   the value of a state, from its untried actions
+    frontier_value   the value that untried actions give a state
     sweep            values of all tried actions, from the values of the sweep before
     softmax          values -> probabilities
     shortlist        a few different actions, drawn by their values
@@ -50,7 +50,10 @@ def untried_value(prior: float = 0.0) -> float:
 
 
 def frontier_value(untried: Sequence[float], actions: int) -> float:
-    """Return the value of a state: its best `untried` value [U] times the untried share of its `actions`."""
+    """Return the value that a state has by its untried actions, whose values are `untried` [U].
+
+    It is the best of them times the untried share of the state's `actions`; 0 without one.
+    """
     return max(untried) * len(untried) / actions if untried else 0.0
 
 
@@ -145,7 +148,7 @@ class Memory:
         self._count_untried(state)
 
     def sweep(self, most: int = MOST_SWEEPS) -> None:
-        """Bring the values up to date, by at most `most` sweeps."""
+        """Compute the values again, by at most `most` sweeps from 0."""
         values: dict[tuple[State, Move], float] = {}
         for _ in range(most):
             before, values = values, sweep(values, self._outcomes, self._frontier)
@@ -173,7 +176,7 @@ class Memory:
         return sum(counts.get(state, 0) for state in (counts if states is None else states))
 
     def _count_untried(self, state: State) -> None:
-        """Update the number of untried actions of a state, and its value by them."""
+        """Update the number of untried actions of a state, and its frontier value."""
         untried = [untried_value(self._prior(state, move)) for move in self._untried(state)]
         self._untried_counts[state] = len(untried)
         self._frontier[state] = frontier_value(untried, len(self._offered.get(state, ())))

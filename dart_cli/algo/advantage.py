@@ -93,7 +93,9 @@ def mean_entropy(entropies: Sequence[float]) -> float:
 
 
 def high_entropy_steps(entropies: Sequence[float], share: float) -> list[bool]:
-    """Return for each of a group's steps [T] whether it is among the `share` of highest mean entropy.
+    """Return a mask [T] of a group's steps: True for the `share` of them with the highest mean entropy.
+
+    `entropies` [T] are the mean entropies of the steps.
 
     The threshold is the k-th largest of the T entropies, k = ceil(share T), so at least one step
     is kept; steps that equal the threshold are all kept. `share` = 0.8 is the paper's 20th

@@ -5,7 +5,7 @@
 At a vocabulary of 152,064 the float32 logits of 15,000 completion tokens are 9 GB, and a loss keeps several
 copies. Here logits are computed in blocks of `chunk_tokens` tokens by VOCABULARY_CHUNK ids and reduced at
 once (running maximum and sums, arXiv 1805.02867, algorithm 3). The backward pass computes them again; it
-needs only the log-sum-exp of each row. Saved for it are the inputs and one number for each token.
+needs only the log-sum-exp of each row. The inputs and one number for each token are saved for it.
 
 With s the masked logits over the temperature and p their softmax:
 

@@ -5,7 +5,7 @@ RunPoint               where the run was when the update's batch was formed
 share_of_run           how much of the run was over at that point
 learning_rate          the rate of the update
 
-All that a rate follows from is stored with its batch, so a batch that is trained on again after a
+Everything that decides a rate is stored with its batch, so a batch that is trained on again after a
 restart has the same rate.
 """
 
@@ -16,7 +16,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LearningRateSchedule:
-    """Settings of [train], by their names there; dart_cli/config/schema/train.py has their ranges."""
+    """The settings of [train] that decide the rate, with their names there and in its units.
+
+    dart_cli/config/schema/train.py has their ranges.
+    """
 
     lr: float
     lr_end: float = 1.0

@@ -1,6 +1,7 @@
 """The whole objective: step-wise policy gradient with truncated importance sampling.
 
     policy_loss   what a pack adds to the batch's loss, and statistics of its tokens
+    LossOutput    the result of policy_loss
     TokenStats    sums over tokens; the statistics of two packs can be added
 
 For a token with policy, proximal and behaviour log-probabilities p, q, b and advantage A
@@ -36,10 +37,10 @@ from dart_cli.algo.objective import K3_LIMIT, LOG_RATIO_LIMIT, Objective
 
 @dataclass(frozen=True)
 class TokenStats:
-    """Detached scalars that describe a set of tokens; `+` joins two sets."""
+    """Statistics of a set of tokens, as scalars without gradient; `a + b` are the statistics of both sets."""
 
     tokens: torch.Tensor  # count of tokens
-    sampled: torch.Tensor  # count of those whose behaviour policy is known
+    sampled: torch.Tensor  # count of tokens whose behaviour policy is known
     loss: torch.Tensor  # this part of the batch's loss
     ratio: torch.Tensor  # sum of r
     clipped: torch.Tensor  # count of tokens whose gradient the clip stopped

@@ -10,5 +10,5 @@ VOCABULARY_CHUNK = 16_384
 """Ids of the vocabulary whose logits are computed at once (chunked.py)."""
 
 WHOLE_GRADIENTS_BYTES = 1 << 30
-"""Float32 gradients of all trained parameters up to this size are kept whole on each rank, and summed
-over ranks once an update (dart_cli/train/sharded.py)."""
+"""If the float32 gradients of all trained parameters take at most this, each rank keeps all of them, and they
+are summed over ranks once an update (dart_cli/train/sharded.py)."""

@@ -1,6 +1,6 @@
-"""Which formula the trainer optimises, its numbers, and what the loss is a mean over; without torch.
+"""The settings of the loss, and what the loss is a mean over; without torch.
 
-Objective      the fields of [train] that choose the formula
+Objective      the settings of [train] that choose the formula and its numbers
 loss_weights   the weight of each sample's tokens in the batch's loss
 
 The loss is `sum over samples of weight * (sum over its tokens of their loss) / divisor`. Weights and
@@ -18,6 +18,7 @@ from typing import Literal
 ImportanceSampling = Literal["truncated", "none", "ratio"]
 """Values of train.correction; the table in loss.py has their formulas."""
 Normalise = Literal["tokens", "samples", "trajectories"]
+"""Values of train.normalise, which `loss_weights` explains."""
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to +-20, since float32 can still square and sum e^20."""
@@ -28,10 +29,7 @@ K3_LIMIT = 10.0
 
 @dataclass(frozen=True)
 class Objective:
-    """The formula's settings.
-
-    Fields have the names and defaults of the keys of [train] (docs/objective.md).
-    """
+    """The settings of the loss, with the names and defaults of the keys of [train] (docs/objective.md)."""
 
     clip_low: float = 0.2
     clip_high: float = 0.28

@@ -1,7 +1,7 @@
 """Where a pointer should point, and how far it is from there: targets and losses over the cells of a screen.
 
     box_target       the same probability for each cell that a box overlaps (GUI-Actor)
-    gaussian_target  the mass of a bell over the box in each cell (V2P)
+    gaussian_target  the mass in each cell of a Gaussian over the box (V2P)
     pointing_kl      KL(t || p) of a target t and the pointer's distribution p
     mass_outside     probability of the cells outside of the target: V2P's suppression
 
@@ -9,8 +9,8 @@ Sources: GUI-Actor, arXiv 2506.03143, section 3.3, and github.com/microsoft/GUI-
 (`get_multi_patch_labels`, the pointer head's loss); V2P, arXiv 2508.13634, and its released code,
 github.com/inclusionAI/AWorld-RL, V2P/src/V2P (`get_multi_patch_labels_gauss`, `negative_loss`).
 
-A box is (left, top, right, bottom) in shares of the screen's sides. Cells are those of the screen that
-the language model sees, after the patch merger, row by row: P = rows * columns.
+A box is (left, top, right, bottom) in shares of the screen's sides. The cells are the parts of the
+screen that the language model sees, after the patch merger, row by row: P = rows * columns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Shares = tuple[float, float, float, float]
 """Left, top, right, bottom, as shares of the screen's sides."""
 
 GAUSSIAN_WIDTH = 4.1325
-"""Length of a side of the box, in standard deviations of the bell; V2P's default."""
+"""Length of a side of the box, in standard deviations of the Gaussian; V2P's default."""
 
 
 def box_target(box: Shares, rows: int, columns: int) -> torch.Tensor:
@@ -45,15 +45,16 @@ def box_target(box: Shares, rows: int, columns: int) -> torch.Tensor:
 def gaussian_target(
     box: Shares, rows: int, columns: int, width: float = GAUSSIAN_WIDTH
 ) -> torch.Tensor:
-    """Return the target [P], float64: the mass of a bell over the box in each cell, within the box.
+    """Return the target [P], float64: the mass in each cell of a Gaussian over the box, cut off at its sides.
 
-    The bell's mean is the box's centre. Its standard deviation along an axis is the side / `width`:
+    The Gaussian's mean is the box's centre. Its standard deviation along an axis is the side / `width`:
 
         y = [Phi(x1) - Phi(x0)] [Phi(y1) - Phi(y0)]  over the cell's part of the box, t = y / sum(y)
     """
     left, top, right, bottom = (min(max(side, 0.0), 1.0) for side in box)
 
     def masses(low: float, high: float, cells: int) -> list[float]:
+        """Return the mass of the Gaussian over [low, high] in each of `cells` cells of one axis."""
         length, middle = high - low, (low + high) / 2
         return [
             _normal((min(high, (i + 1) / cells) - middle) / (length / width))

@@ -38,8 +38,8 @@ def regions(probabilities: ArrayLike, top: int = 0, threshold: float = THRESHOLD
     """Return the regions of `probabilities` [rows, columns], best first.
 
     The first `top` regions are returned, or all if `top` is 0. They are ranked by mean probability; among
-    equals, the one with the first cell in reading order comes first. Sums are exact, so the order of the cells
-    changes nothing. Return an empty list if all probabilities are 0.
+    equals, the one with the first cell in reading order comes first. Sums are exact, so the order of the
+    cells changes nothing. The list is empty if all probabilities are 0.
     """
     values = np.asarray(probabilities, dtype=np.float64)
     is_above = values > threshold * values.max(initial=0.0)
@@ -88,6 +88,7 @@ def _connected(is_above: NDArray[np.bool_]) -> list[list[int]]:
 
 
 def _beside(cell: int, rows: int, columns: int) -> Sequence[int]:
+    """Return the cells above, below, left and right of a cell."""
     row, column = divmod(cell, columns)
     beside = []
     if row > 0:

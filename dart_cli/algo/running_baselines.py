@@ -27,14 +27,14 @@ Advantage = Literal[Estimator, BaselineAdvantage]
 PRIOR = 0.5
 """Passes and failures that a baseline has before the first reward: Beta(1/2, 1/2), of value 1/2.
 
-SPO starts from offline estimates with the weight N0 = 1 / (1 - rho_min); its release uses these counts if there
-are none. A guess of 1/2 with the weight N0 would keep the baseline of a task that is out of reach too high
-for dozens of trajectories.
+SPO starts from offline estimates with the weight N0 = 1 / (1 - rho_min); its release uses these counts if
+there are no estimates. A guess of 1/2 with the weight N0 would keep the baseline of a task that is out of
+reach too high for dozens of trajectories.
 """
 
 DECAY = 0.95
-"""Rho, the weight of an outcome relative to the next one. It averages over about 20 outcomes, the upper part of the
-8 to 25 within which SPO's release adapts it."""
+"""Rho, the weight of an outcome relative to the next one. A baseline averages over about 20 outcomes; SPO's
+release adapts this number between 8 and 25."""
 
 WHOLE_TASK = -1
 """The key of the task's own baseline, in place of a step's index."""
@@ -65,8 +65,9 @@ class RunningBaseline:
 def expected_by_step(baselines: Mapping[int, RunningBaseline], steps: int) -> list[RunningBaseline]:
     """Return the baseline of each step [steps] of an episode; `baselines` are the task's, by step.
 
-    A step that no episode has reached has the baseline of the step before it, and the first step that of
-    the task. So nothing is assumed of the new steps of an episode that gets further than any before it.
+    A step that no episode has reached has the baseline of the step before it; if no episode has reached the
+    first step, it has the task's baseline. So nothing is assumed of the new steps of an episode that gets
+    further than any before it.
     """
     by_step, newest = [], baselines.get(WHOLE_TASK, RunningBaseline())
     for step in range(steps):
@@ -76,10 +77,11 @@ def expected_by_step(baselines: Mapping[int, RunningBaseline], steps: int) -> li
 
 
 def baseline_advantages(differences: Sequence[float], margin: float) -> list[float]:
-    """Return the advantages [B] of rewards less expected rewards [B]: d + margin, as if `margin` less were expected.
+    """Return the advantages [B] = d + margin, where d [B] are rewards less expected rewards.
 
-    Off-policy a baseline below the expected reward is safe. One above it, as a running baseline is while success
-    falls, lowers the probability of all that is sampled (AsymRE, arXiv 2506.20520). Raises ValueError for a
+    So each trajectory is compared with an expected reward that is `margin` lower. Off-policy, a baseline
+    below the expected reward is safe. A baseline above it, as a running baseline is while success falls,
+    lowers the probability of all that is sampled (AsymRE, arXiv 2506.20520). Raises ValueError for a
     difference that is not finite.
     """
     if not all(map(math.isfinite, differences)):

@@ -1,11 +1,14 @@
 """Confidence intervals of shares of episodes, and tests whether two policies or raters differ.
 
-wilson        number of passes and episodes -> the interval of their share
-pass_at_k     probability that at least one of k attempts passes; pass_hat_k: that all of them pass
-counts_of     the values of k that are reported for a number of attempts
-over_tasks    a mean over tasks with its bootstrap interval
-mcnemar       exact test of pairs of episodes that pass or fail; sign_flip: of pairs of fractions
-Agreement     how far two raters of the same episodes agree: shares and Cohen's kappa, with intervals
+wilson            the confidence interval of a share of episodes that passed
+pass_at_k         the probability that at least one of k attempts passes
+pass_hat_k        the probability that all of k attempts pass
+counts_of         the values of k that are reported for a number of attempts
+over_tasks        a mean over tasks with its bootstrap interval
+interval_of_mean  the bootstrap interval of a mean
+mcnemar           an exact test of pairs of episodes that pass or fail
+sign_flip         a test of pairs of rewards, by random signs of their differences
+Agreement         how far two raters of the same episodes agree: their share and Cohen's kappa, with intervals
 """
 
 from __future__ import annotations
@@ -23,7 +26,10 @@ Z_95 = 1.959963984540054
 
 
 def wilson(passed: int, episodes: int) -> tuple[float, float]:
-    """Return the 95 % score interval of a proportion (Wilson 1927); (0, 1) without an episode."""
+    """Return the 95 % score interval of the share of `episodes` that passed (Wilson 1927).
+
+    It is (0, 1) without an episode.
+    """
     if episodes == 0:
         return 0.0, 1.0
     share, z2 = passed / episodes, Z_95**2
@@ -56,13 +62,17 @@ def pass_at_k(attempts: int, passed: int, k: int) -> float:
 
 
 def pass_hat_k(attempts: int, passed: int, k: int) -> float:
-    """Return C(c, k) / C(n, k): the same for all of k attempts (tau-bench, arXiv 2406.12045, section 3)."""
+    """Return pass^k = C(c, k) / C(n, k), of n attempts at one instance, of which c passed.
+
+    It is the unbiased estimate of the probability that all of k independent attempts pass (tau-bench, arXiv
+    2406.12045, section 3). Needs k <= n.
+    """
     _check(attempts, passed, k)
     return float(Fraction(comb(passed, k), comb(attempts, k)))
 
 
 def counts_of(attempts: int) -> list[int]:
-    """Return the powers of two up to `attempts`, and `attempts` itself."""
+    """Return the values of k that are reported: the powers of two up to `attempts`, and `attempts` itself."""
     powers = [1 << bit for bit in range(attempts.bit_length()) if 1 << bit <= attempts]
     return powers if not attempts or powers[-1] == attempts else [*powers, attempts]
 
@@ -118,7 +128,7 @@ def _check(attempts: int, passed: int, k: int) -> None:
 
 
 DRAWS = 20_000
-"""Draws of random signs."""
+"""Number of draws of random signs in `sign_flip`."""
 _DRAWS_AT_ONCE = 1_000  # drawn at once, which bounds memory
 _SAME = 1e-9  # sums that differ by less are equal but for rounding
 

@@ -1,8 +1,10 @@
 """Which task is played next, and how often: success rates -> probabilities and group sizes.
 
-MovingAverage      average of a task's recent outcomes
+MovingAverage      the average of a task's recent outcomes
 TaskEstimate       what is estimated of a task from its recent episodes
-uniform_weights, frontier_weights, deviation_weights   probabilities of tasks
+uniform_weights    the same probability for each task
+frontier_weights   probabilities of tasks in proportion to the variance of their rewards
+deviation_weights  probabilities of tasks in proportion to the standard deviation of their rewards
 group_size         how many trajectories a task's next group has
 """
 
@@ -139,9 +141,9 @@ def _check_variances(variances: Sequence[float | None]) -> None:
 
 
 def _shares(raw: Sequence[float], invalid_shares: Sequence[float], floor: float) -> list[float]:
-    """Return weights [T] that sum to 1.
+    """Return the weights `raw` [T], each times the share of its task's valid episodes, scaled to sum 1.
 
-    Each is first multiplied by the valid share of its task's episodes.
+    A share below `floor` counts as `floor`.
     """
     if invalid_shares:
         raw = [

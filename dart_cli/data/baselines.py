@@ -26,7 +26,7 @@ class BaselineStore(Protocol):
         ...
 
     def save_baselines(self, rows: Iterable[BaselineRow]) -> None:
-        """Save rows; they replace those of the same task and step."""
+        """Save rows; each replaces the row of the same task and step."""
         ...
 
 
@@ -44,19 +44,19 @@ class Baselines:
 
     @property
     def in_use(self) -> bool:
-        """Whether advantages are by running baselines."""
+        """True if data.advantage compares trajectories with running baselines."""
         return self._config.advantage in BY_BASELINE
 
     @property
     def comparison(self) -> BaselineComparison | None:
-        """What trajectories are compared with; None if advantages are not by running baselines."""
+        """The comparison of trajectories with the baselines; None if data.advantage compares groups."""
         if not self.in_use:
             return None
         return BaselineComparison(self.expected, self._config.baseline_margin)
 
     @property
     def reason(self) -> Literal["mixed", "baseline"]:
-        """Reason for which a trajectory of a batch is trained on."""
+        """The reason why a trajectory of a batch is trained on, for its decision."""
         return "baseline" if self.in_use else "mixed"
 
     def expected(self, task_id: str, steps: int) -> list[float]:

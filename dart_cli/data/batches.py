@@ -1,8 +1,8 @@
 """The batches of a run: formed once, and served until they are trained on, also after a restart.
 
     Batches      plans the next batch, files it once it is loaded, and notes that it is trained on
-    BatchPlan    a batch as it is planned: which steps are in it, not yet what they hold (loading.py)
-    RunTotals    what the run had played when a batch was formed
+    BatchPlan    which steps are in a batch; loading.py loads their content
+    RunTotals    how long the run had been served, and what it had played, when a batch was formed
 
 The next batch is one that is not trained on yet, a replay (replays.py), or one of new groups. A batch is
 loaded elsewhere (next_batch.py), and that takes seconds; so a plan may be outdated when its batch is
@@ -42,7 +42,10 @@ Behind = Callable[[int], int]
 
 @dataclass(frozen=True)
 class RunTotals:
-    """What the run had played when a batch was formed; both fields as in bus.messages.Batch."""
+    """How long the run had been served, and what it had played, when a batch was formed.
+
+    Both fields are as in bus.messages.Batch.
+    """
 
     run_s: float = 0.0
     trajectories: int = 0
@@ -50,7 +53,7 @@ class RunTotals:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """A batch as it is planned."""
+    """The plan of a batch: which steps are in it, without their content."""
 
     batch_id: int
     group_ids: tuple[str, ...]
@@ -146,6 +149,7 @@ class Batches:
         return self._plan_fresh(totals)
 
     def _plan_filed(self, batch_id: int, *, again: bool = False) -> BatchPlan:
+        """Return the plan of a filed batch; with `again` its advantages are as they were trained on."""
         row = self._store.batch(batch_id)
         again = again or row.replay_of is not None
         return BatchPlan(
@@ -160,6 +164,7 @@ class Batches:
         )
 
     def _plan_replay(self, use: Uses, totals: RunTotals) -> BatchPlan:
+        """Return the plan of the next replay of the batch of `use`."""
         return replace(
             self._plan_filed(use.first, again=True),
             batch_id=self.formed + 1,
@@ -170,6 +175,7 @@ class Batches:
         )
 
     def _plan_fresh(self, totals: RunTotals) -> BatchPlan | NotYet:
+        """Return the plan of a batch of new groups, or why there is none; drop groups that do not fit."""
         config = self._config.data
         curation = curate(
             [
@@ -329,7 +335,10 @@ class Batches:
         self.untrained = later
 
     def last_within(self, updates: int) -> int:
-        """Return the newest batch in weights of so many updates; a batch that was skipped is no update."""
+        """Return the id of the newest batch in weights that had `updates` updates; 0 if they had no batch.
+
+        A batch that was skipped is no update.
+        """
         skipped = self._store.skipped_batches()
         remaining = updates
         for batch_id in range(1, self.formed + 1):
@@ -359,7 +368,7 @@ class Batches:
     # --- refused replays ----------------------------------------------------------------
 
     def _refusal(self, use: Uses) -> ReplayRefusal | None:
-        """Return why a batch whose turn it is cannot be trained on again; None if it can."""
+        """Return why the batch of `use`, whose turn it is, cannot be trained on again; None if it can."""
         if not self._store.has_screenshots(use.first):
             return "incomplete"
         limit = most_behind(
@@ -400,7 +409,7 @@ def drops_hint(dropped: Counter[str]) -> str:
 
 
 def _staleness(batch: Batch, behind: Behind) -> dict[int, int]:
-    """Return versions behind the trainer -> tokens of the batch that are so old.
+    """Return a count: versions behind the trainer -> how many tokens of the batch are so far behind.
 
     Steps of the experience pool have no version spans and do not count.
     """

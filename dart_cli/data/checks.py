@@ -3,7 +3,7 @@
     check_step    checks a step that an environment submits: lengths, ranges, spans, patches, hashes
     check_end     checks the end of a trajectory
     model_facts   reads the tokens and image sizes of the run's model from its folder
-    ModelFacts    compares a step from another run with them
+    ModelFacts    these facts; it compares a step from another run with them
 
 A sample that the model cannot process would end the trainer, be served again, and end it again. So
 trajectories from elsewhere are first compared with the model's folder, without torch: token ids with the
@@ -78,7 +78,7 @@ def check_step(record: StepRecord, config: Config) -> None:
         raise ProtocolError(f"{where}: {mistake}")
     if mistake := map_mistake(record.pointed, record.sampled.patches):
         raise ProtocolError(f"{where}: {mistake}")
-    # 5. The images are those of the hashes.
+    # 5. The hashes match the images.
     if not record.image_hashes or record.image_hashes[-1] != content_hash(record.screenshot):
         raise ProtocolError(f"{where}: the last of image_hashes must be the screenshot's")
     for image in record.images:
@@ -182,6 +182,7 @@ class ModelFacts:
 
 @lru_cache(maxsize=1024)
 def _places(facts: ModelFacts, width: int, height: int) -> int:
+    """Return how many placeholders an image of `width` x `height` pixels needs."""
     rows, columns = smart_resize(
         height,
         width,
@@ -232,6 +233,7 @@ def _live_patch_mistake(config: Config, sampled: SampledTokens, screenshot: byte
 
 @lru_cache(maxsize=8)
 def _facts(folder: Path, pointing: Pointing) -> ModelFacts:
+    """Return the facts about the model in `folder`, read from its JSON files. Raises ModelError."""
     try:
         model, images = _read(folder, "config.json"), _read(folder, "preprocessor_config.json")
         text, size = model.get("text_config", model), images.get("size", {})
@@ -246,7 +248,7 @@ def _facts(folder: Path, pointing: Pointing) -> ModelFacts:
             max_pixels=int(most),
             fingerprint=_fingerprint(folder),
             pointer=pointer_ids(model) if pointing == "pointer" else None,
-            forbidden=frozenset(_absent(folder, model, int(text["vocab_size"]), pointing)),
+            forbidden=frozenset(_never_sampled(folder, model, int(text["vocab_size"]), pointing)),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(
@@ -270,7 +272,9 @@ def _fingerprint(folder: Path) -> str:
     return blake2b(plain.encode(), digest_size=8).hexdigest()
 
 
-def _absent(folder: Path, model: dict[str, Any], vocabulary: int, pointing: Pointing) -> set[int]:
+def _never_sampled(
+    folder: Path, model: dict[str, Any], vocabulary: int, pointing: Pointing
+) -> set[int]:
     """Return the token ids that no completion contains, read from the folder's files."""
 
     def optional(name: str) -> dict[str, Any]:

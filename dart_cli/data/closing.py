@@ -20,7 +20,7 @@ from dart_cli.data.store.writer import Store
 
 
 class GroupCloser:
-    """The one place in which groups are closed, in memory and in the store."""
+    """The part of the data service that closes groups, in memory and in the store."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class GroupCloser:
         self._wall = wall
 
     def close_if_over(self, group: Group) -> None:
-        """Make the group ready for a batch, or drop it, if none of it is played any more.
+        """Make the group ready for a batch, or drop it, if none of its trajectories is played any more.
 
         A group that failed throughout is first offered a success from the experience pool.
         """
@@ -52,8 +52,8 @@ class GroupCloser:
             (attempt.outcome, attempt.reward) for attempt in group.finished if attempt.outcome
         ]
         reason = no_gradient(verdicts, by_baseline=self._baselines.in_use)
-        has_failed_alone = self._baselines.in_use and {o for o, _ in verdicts} == {"fail"}
-        if (has_failed_alone or reason == "all_fail") and self._pool.draw_for(group):
+        has_only_failed = self._baselines.in_use and {o for o, _ in verdicts} == {"fail"}
+        if (has_only_failed or reason == "all_fail") and self._pool.draw_for(group):
             reason = None
         if reason is None:
             group.state = "ready"
@@ -62,7 +62,7 @@ class GroupCloser:
             self.drop(group, reason)
 
     def drop(self, group: Group, reason: str) -> None:
-        """Drop all of the group, also what is still in play."""
+        """Drop the group with all of its trajectories, including those that are still played."""
         now = self._wall()
         decisions = drop_decisions(finished_group(group, self._config.reward), reason)
         decisions += [Decision(attempt.id, False, reason, 0.0) for attempt in group.live]

@@ -41,7 +41,7 @@ ExpectedRewards = Callable[[str, int], Sequence[float]]
 
 @dataclass(frozen=True)
 class BaselineComparison:
-    """What single trajectories are compared with."""
+    """The running baselines with which single trajectories are compared."""
 
     expected: ExpectedRewards
     margin: float = 0.0  # data.baseline_margin
@@ -89,7 +89,7 @@ class FinishedGroup:
 
 @dataclass(frozen=True)
 class Curation:
-    """The decision about each group."""
+    """The decision about each group: it is in the batch, waits, or is dropped."""
 
     batch: tuple[FinishedGroup, ...]  # the groups of the next batch; empty until there are enough
     waiting: tuple[FinishedGroup, ...]
@@ -99,7 +99,7 @@ class Curation:
 
     @property
     def reward(self) -> float:
-        """Mean reward of the batch's trajectories without those of the pool; 0 if there are none."""
+        """Mean reward of the batch's trajectories without members of the pool; 0 if there are none."""
         rewards = [reward for group in self.batch for reward in _rewards(group.valid)]
         return sum(rewards) / len(rewards) if rewards else 0.0
 
@@ -121,8 +121,9 @@ def curate(
     high_entropy_share: float = 1.0,
     comparison: BaselineComparison | None = None,
 ) -> Curation:
-    """Take the first `groups_per_batch` groups that have a gradient and are fresh enough as a batch.
+    """Return the decision about each group; the first `groups_per_batch` that fit form the batch.
 
+    A group fits if it has a gradient and no token of it is more than `max_staleness` versions behind.
     `high_entropy_share` is the share of each group's steps that is trained on. `comparison` must be passed if
     `advantage` is by running baselines, and only then.
     """
@@ -279,8 +280,8 @@ def use_decisions(
 ) -> list[Decision]:
     """Return the decision on a group in a batch, then one on each of its trajectories.
 
-    `reason` is the reason of its own members, `weights` as in Curation. A trajectory of weight 0 still
-    counts as used, since its reward is part of the others' advantages.
+    `reason` is the reason of the group's own members; `weights` are as in Curation. A trajectory of weight 0
+    still counts as used, since its reward is part of the others' advantages.
     """
 
     def use(member: Member, why: SampleReason) -> Decision:

@@ -3,7 +3,7 @@
     Attempt           one trajectory of a group, from its lease to its verdict
     Group             the attempts at one task instance
     GroupTable        all groups that are open or wait for a batch
-    restored_groups   reads the table from the store
+    restored_groups   reads the GroupTable from the store
 
 A group needs `size` valid trajectories, of at most `max_steps` steps each. An attempt that ends without a
 verdict (it was invalid, or its lease was lost) is replaced, until the group has had `max_attempts`. After
@@ -41,9 +41,8 @@ class Attempt:
     sampling_seed: int
     renewed_at: float  # monotonic seconds of the last sign of life
     state: AttemptState = "leased"
-    started_at: float | None = (
-        None  # unix seconds of the playing process's start; None before it is reported
-    )
+    started_at: float | None = None
+    """Unix seconds of the start of the process that plays it; None before it is reported."""
     outcome: Outcome | None = None  # pass or fail once finished
     verdict_reward: float = 0.0  # the environment's reward, once finished
     reward: float = 0.0  # the reward by data.reward, for advantages; once finished
@@ -54,7 +53,7 @@ class Attempt:
 
     @property
     def is_live(self) -> bool:
-        """Whether the attempt is leased to a slot."""
+        """True while the attempt is leased to a slot."""
         return self.state in ("leased", "playing")
 
     def note_verdict(self, outcome: Outcome, reward: float | None, kind: RewardKind) -> None:
@@ -78,9 +77,8 @@ class Group:
     max_attempts: int  # in all
     state: Literal["open", "ready"] = "open"
     attempts: dict[str, Attempt] = field(default_factory=dict)
-    pool_member: PoolRow | None = (
-        None  # a past success that joined a group whose own members all failed
-    )
+    pool_member: PoolRow | None = None
+    """A past success that joined a group whose own members all failed."""
 
     @property
     def live(self) -> list[Attempt]:
@@ -116,12 +114,12 @@ class Group:
         return [member for member in first if member.state == "finished" and not member.is_counted]
 
     def vacancies(self, early_stop: bool) -> int:
-        """Return how many more attempts may be leased now."""
+        """Return how many more attempts of the group may be leased now."""
         if self.state != "open":
             return 0
         members = 0  # finished or in play
         has_failure = False
-        # Rewards of finished members; with data.reward = "value" those of passes may differ.
+        # Rewards of finished members; with data.reward = "value" the rewards of passes may differ.
         rewards = set()
         for attempt in self.attempts.values():
             if attempt.state != "dropped":
@@ -224,6 +222,7 @@ def restored_groups(
 
 
 def _group(store: Store, row: GroupRow, task: Task | None) -> Group:
+    """Return a stored group without its attempts; `task` is None if it was removed from the run."""
     group = Group(
         id=row.id,
         number=row.number,
@@ -241,6 +240,7 @@ def _group(store: Store, row: GroupRow, task: Task | None) -> Group:
 
 
 def _attempt(store: Store, row: TrajectoryRow, data: DataConfig, now: float) -> Attempt:
+    """Return a stored trajectory as an attempt whose lease is renewed at `now`."""
     attempt = Attempt(
         id=row.id,
         number=row.attempt,

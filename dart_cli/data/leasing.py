@@ -32,7 +32,7 @@ with two, a policy that takes a detour still passes."""
 
 
 class Leasing:
-    """The one place in which groups are opened and their trajectories leased."""
+    """The part of the data service that opens groups and leases their trajectories."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Leasing:
         wall: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
-        """`wall` returns unix seconds, `monotonic` seconds that leases are measured in."""
+        """`wall` returns unix seconds; `monotonic` returns the seconds in which leases are measured."""
         self._config = config
         self._store = store
         self._tasks = tasks

@@ -8,8 +8,8 @@ store's next commit, and the caller acknowledges after that. A message that was 
 nothing, so it may come again after any crash. The state in memory follows from the store: a new ledger on
 the same database has the state of the old one.
 
-How a group begins stands in leasing.py, how it ends in closing.py, and how the trainer's next batch is
-formed in batches.py. DROP_REASONS of store/rows.py lists why trajectories and groups are dropped.
+leasing.py opens groups, closing.py ends them, and batches.py forms the trainer's next batch. DROP_REASONS of
+store/rows.py lists why trajectories and groups are dropped.
 
 Where data.scheduling is not "rollout", the trainer and the rollout workers take turns. The trainer's turn
 begins when a batch is formed. It ends when that batch and the replays before the next one are trained on,
@@ -75,7 +75,7 @@ class Ledger:
         monotonic: Clock = time.monotonic,
     ) -> None:
         self.store = store
-        self.versions = Versions()  # what the rollout workers serve
+        self.versions = Versions()  # the versions that the rollout workers serve
         self._config = config
         self._tasks = {task.id: task for task in tasks}
         self._scheduler = scheduler
@@ -156,13 +156,13 @@ class Ledger:
 
     @property
     def has_batch(self) -> bool:
-        """Whether the trainer has a batch to train on, or enough groups are ready for one."""
+        """True if the trainer has a batch to train on, or enough groups are ready for one."""
         is_enough = len(self.group_table.ready) >= self._config.data.groups_per_batch
         return is_enough or bool(self._batches.untrained or self._batches.owed_replays)
 
     @property
     def suspended(self) -> bool:
-        """Whether the rollout workers must not begin or continue a completion: it is the trainer's turn."""
+        """True while it is the trainer's turn: rollout workers must not begin or continue a completion."""
         return self.turn != ""
 
     @property
@@ -220,7 +220,10 @@ class Ledger:
         return bool(lost)
 
     def step(self, record: StepRecord) -> Ack:
-        """File one step. Raises ProtocolError if its parts do not fit together."""
+        """File one step, and return the acknowledgement, which says if the step came too late.
+
+        Raises ProtocolError if the parts of the step do not fit together.
+        """
         check_step(record, self._config)
         # 1. Find the attempt that it belongs to.
         entry = self.group_table.find(record.trajectory_id)
@@ -250,7 +253,8 @@ class Ledger:
     def end(self, end: TrajectoryEnd) -> Ack:
         """File the end of an episode, and close its group if the group is over, too.
 
-        Raises ProtocolError for values that no episode can have.
+        The returned acknowledgement says if the end came too late, or why the trajectory was dropped. Raises
+        ProtocolError for values that no episode can have.
         """
         check_end(end)
         # 1. Find the attempt that it belongs to.
@@ -342,7 +346,10 @@ class Ledger:
         )
 
     def batch_trained(self, trained: BatchTrained) -> Ack:
-        """Note that a batch is in the weights; a second report of it changes nothing."""
+        """Note that a batch is in the weights; a second report of it changes nothing.
+
+        The returned acknowledgement says if the run has no such batch.
+        """
         if not 1 <= trained.batch_id <= self._batches.formed:
             return Ack(accepted=False, note=f"no batch {trained.batch_id} in this run")
         metrics = self._batches.note_trained(trained)
@@ -429,7 +436,7 @@ class Ledger:
         self.store.commit()
 
     def _situation(self) -> Situation:
-        """Return what the scheduler decides by."""
+        """Return the state of the run by which the scheduler decides."""
         newest = -1 if self.weights is None else self.weights.policy_version
         return Situation(
             group_table=self.group_table,
@@ -468,6 +475,7 @@ class Ledger:
     def _take_back(
         self, is_lost: Callable[[Attempt], bool], reason: str, level: int = logging.WARNING
     ) -> int:
+        """Drop the attempts in play for which `is_lost` is True, and log them; return how many."""
         lost = [
             (group, attempt)
             for group, attempt in self.group_table.live_attempts()

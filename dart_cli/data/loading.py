@@ -1,9 +1,9 @@
 """Load the steps of a planned batch, as the trainer gets them: each token once.
 
-    load            a BatchPlan -> the batch, read on any connection; this takes seconds
-    chained         the steps of a batch -> its chains, and one sample for each step
-    chained_of      the same for steps that are read one after the other, in `reading_order`
-    reading_order   the order in which the steps must be read
+    load            reads the batch of a BatchPlan on any connection to the database; this takes seconds
+    chained         makes chains and samples of the steps of a batch
+    chained_of      makes chains and samples of steps that are read one after the other, in `reading_order`
+    reading_order   returns the order in which `chained_of` must get the steps
 
 A step extends the previous step of its trajectory if its prompt begins with that step's prompt and
 completion, and its images begin with that step's images. Consecutive steps that extend one another form a
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # scripts/gpu-check makes chains where no database is install
 def load(reader: Reader, plan: BatchPlan) -> Batch:
     """Return the planned batch with its tokens and screenshots, but without ages, reward and success.
 
-    Only steps and screenshots are read, which no longer change. Raises ConfigError if the batch is larger
+    It reads steps and screenshots only, and these no longer change. Raises ConfigError if the batch is larger
     than a message may be.
     """
     order = reading_order(plan.samples)
@@ -59,7 +59,7 @@ def load(reader: Reader, plan: BatchPlan) -> Batch:
 def chained(steps: Sequence[BatchStep]) -> tuple[list[Chain], list[Sample]]:
     """Return the chains of the steps, and one sample for each step in the given order.
 
-    A trajectory that is compared in several groups is in the chains once.
+    If a trajectory is compared in several groups, its tokens are in the chains once.
     """
     order = reading_order(steps)
     return chained_of((steps[index] for index in order), order)

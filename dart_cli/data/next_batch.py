@@ -3,8 +3,8 @@
     NextBatch   plans, loads, files and encodes one batch at a time
 
 Reading and encoding a batch takes seconds: 1,440 steps with full-HD screenshots are a gigabyte. Meanwhile
-environments wait for each of their steps to be acknowledged. So a thread reads and encodes, on a database
-connection of its own that sees what is committed, and the event loop answers other requests.
+environments wait for each of their steps to be acknowledged. So a thread reads and encodes, on a
+separate database connection that sees what is committed, and the event loop answers other requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _R = TypeVar("_R")
 
 
 class NextBatch:
-    """The trainer's next batch, of which one is formed at a time. It owns a thread: call `close`."""
+    """A maker of the trainer's batches, one at a time. It owns a thread, which `close` ends."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class NextBatch:
         self._thread.shutdown()
 
     async def _load(self, plan: BatchPlan) -> Batch:
-        """Return the planned steps with all that they hold. Raises ConfigError as `load` does."""
+        """Return the batch of the plan, with tokens and screenshots. Raises ConfigError as `load` does."""
         await self._commits.durable()  # the thread's connection reads what is committed
         try:
             return await self._in_thread(lambda: load(self._open_reader(), plan))

@@ -1,7 +1,7 @@
 """The run at one moment, for `dart status` and other readers of snapshots.
 
 Overview       makes a bus.snapshot.Snapshot from the ledger, the store, heartbeats and usage
-ServiceState   what the service itself adds to it
+ServiceState   the state of the data service, which a snapshot includes
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class ServiceState:
     is_full: bool  # data.max_gb is reached, and nothing may be removed
     quiet_s: float  # since a step, an end, an update or a weight set was last filed
     permits: Mapping[str, float]  # worker that may take weights -> for how many seconds
-    settings: Sequence[str]  # how living processes' settings differ from ours, a line each
-    unequal: Sequence[str]  # those of these lines whose keys must be equal
+    settings: Sequence[str]
+    """How the settings of living processes differ from the data service's, a line each."""
+    unequal: Sequence[str]  # which of these lines are about keys that must be equal
 
 
 class Overview:
@@ -85,7 +86,7 @@ class Overview:
         self._host = socket.gethostname()
 
     def snapshot(self, service: ServiceState) -> Snapshot:
-        """Return the run at this service."""
+        """Return a snapshot of the run, with this state of the service and with the present stalls."""
         ledger, progress = self._ledger, self._ledger.progress
         newest = ledger.weights.policy_version if ledger.weights else -1
         trajectories = self._store.count("trajectories")
@@ -141,6 +142,7 @@ class Overview:
         return snapshot.model_copy(update={"stalls": diagnose(snapshot)})
 
     def _stop(self) -> StopView | None:
+        """Return how far the run is from train.stop_at; None without it."""
         if not (at := self._config.train.stop_at):
             return None
         newest = self._ledger.progress.newest_success()
@@ -184,6 +186,7 @@ class Overview:
         return ReplaysView(updates=counts.replays, refused=counts.refused, oldest=oldest)
 
     def _process(self, beat: Heartbeat) -> ProcessView:
+        """Return the view of a process; a silent one on this host is examined for what became of it."""
         silent_s = self._liveness.silent_s(beat.worker)
         is_alive = silent_s <= self._liveness.dead_after_s
         is_examined = not is_alive and beat.host == self._host
@@ -263,6 +266,7 @@ class Overview:
 
 
 def _by_state(counts: dict[tuple[str, str], int]) -> dict[str, int]:
+    """Return state -> number, from (state, reason) -> number."""
     totals: dict[str, int] = {}
     for (state, _), number in counts.items():
         totals[state] = totals.get(state, 0) + number
@@ -270,6 +274,7 @@ def _by_state(counts: dict[tuple[str, str], int]) -> dict[str, int]:
 
 
 def _by_reason(counts: dict[tuple[str, str], int]) -> dict[str, int]:
+    """Return reason -> number of those that were dropped, from (state, reason) -> number."""
     return {reason: number for (state, reason), number in counts.items() if state == "dropped"}
 
 

@@ -28,7 +28,7 @@ screenshots."""
 
 
 class ExperiencePool:
-    """The members that may be drawn, in memory."""
+    """The members of a pool that may be drawn, in memory."""
 
     def __init__(self, per_task: int) -> None:
         self._per_task = per_task
@@ -42,7 +42,7 @@ class ExperiencePool:
         return sorted(chain.from_iterable(self._members.get(task_id, {}).values()), key=_age)
 
     def add(self, row: PoolRow) -> list[PoolRow]:
-        """Add a success that is no member yet; return the members evicted for it, maybe itself."""
+        """Add a success that is no member yet; return the members evicted for it, which may include `row`."""
         rows = self._members.setdefault(row.task_id, {}).setdefault(row.source, [])
         insort(rows, row, key=_age)
         surplus = max(len(rows) - self._per_task, 0)

@@ -3,7 +3,7 @@
     TaskProgress    one task's outcomes and rewards
     OwnPlay         how the policy itself plays, and how it played at the start
     Meter           events per minute
-    RunProgress     all of these for one run, and the metrics of the newest updates
+    RunProgress     the progress of all tasks, the policy's own play, throughput, and the newest metrics
 
 Success is computed from the trajectories that count for it (`Group.uncounted`), verdicts from all. The
 status page shows these numbers often, so they are kept in memory. The progress of tasks is stored with each
@@ -66,8 +66,8 @@ class NewestSuccess:
         """Lower 95 % bound of the tasks' mean success; 0 until each task has all its trajectories.
 
         It is the bound of Wilson's interval over all trajectories. Each task has equally many, so the share
-        that passed is the mean over tasks, and its error is at most that of one task's equally many
-        trajectories.
+        that passed is the mean over tasks, and its error is at most the error over as many trajectories of
+        one task.
         """
         if self.counted < self.required:
             return 0.0
@@ -76,7 +76,7 @@ class NewestSuccess:
 
 @dataclass
 class RunCounters:
-    """Counted trajectories, and those of them that passed, by the version that sampled their oldest token.
+    """Numbers of counted trajectories and of passes, by the version that sampled a trajectory's oldest token.
 
     Versions are in equal buckets, whose width doubles when there are too many of them, so that a run of any
     length takes the same memory.
@@ -124,7 +124,7 @@ def _pair_sums(counts: list[int]) -> list[int]:
 
 
 def _newest(tasks: int = 1, outcomes: Iterable[bool] = ()) -> deque[bool]:
-    """Return a queue of the newest trajectories of one task, in a run of so many tasks."""
+    """Return a queue of the newest trajectories of one task, in a run of `tasks` tasks; True is a pass."""
     return deque(outcomes, maxlen=math.ceil(NEWEST / max(1, tasks)))
 
 
@@ -147,13 +147,14 @@ class Verdicts:
 class TaskProgress(Verdicts):
     """One task's outcomes: all of them, and those that count for success."""
 
-    average: MovingAverage = field(default_factory=MovingAverage)  # success of counted ones
-    counters: RunCounters = field(default_factory=RunCounters)  # likewise
-    reward: MovingAverage = field(default_factory=MovingAverage)  # likewise
-    square: MovingAverage = field(default_factory=MovingAverage)  # of squared rewards, likewise
+    average: MovingAverage = field(default_factory=MovingAverage)  # success of counted trajectories
+    counters: RunCounters = field(default_factory=RunCounters)  # counted trajectories by version
+    reward: MovingAverage = field(default_factory=MovingAverage)  # rewards of counted trajectories
+    square: MovingAverage = field(default_factory=MovingAverage)  # squares of these rewards
     invalid_share: MovingAverage = field(default_factory=MovingAverage)  # of all episodes
     invalid_after_action: int = 0  # episodes that became invalid after an action
-    newest: deque[bool] = field(default_factory=_newest)  # counted ones: whether each passed
+    newest: deque[bool] = field(default_factory=_newest)
+    """The newest counted trajectories: True for a pass."""
 
     @property
     def counted(self) -> int:
@@ -263,7 +264,7 @@ class _Ends:
 
 
 class OwnPlay:
-    """What the policy itself played, without members of the experience pool and replays.
+    """Counts of what the policy itself played, without members of the experience pool and replays.
 
     `restored_play` reads the counts of earlier starts.
     """

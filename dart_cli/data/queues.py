@@ -50,15 +50,15 @@ class LeaseQueue:
         return len(self._slots)
 
     def ask(self, request: LeaseRequest) -> tuple[FreeSlot, bool]:
-        """Answer a free slot at once, or hold its request; also return True if it gave up a trajectory.
+        """Answer a free slot at once or hold its request; return the slot, and if it gave up a trajectory.
 
-        The caller must call `serve` then: another slot may replace that trajectory.
+        If it did (True), the caller must call `serve`, since another slot may replace that trajectory.
         """
         slot = FreeSlot(request, asyncio.get_running_loop().create_future())
         if before := self._slots.pop(slot.key, None):
             before.answer.set_result(NotYet("the slot has asked again since"))
         gave_up = self._ledger.give_up(*slot.key)
-        # Before the slots that wait: it may get its own lease again.
+        # This slot comes before the slots that wait: it may get its own lease again.
         self._lease_to(slot)
         if not slot.answer.done():
             self._slots[slot.key] = slot
@@ -88,7 +88,7 @@ class LeaseQueue:
                 return
 
     def refuse(self, reason: str, worker: str | None = None) -> None:
-        """Answer the slots that wait, of all workers or of one, that there is no lease."""
+        """Answer the slots that wait, of all workers or of one, that they get no lease for this reason."""
         for key in list(self._slots):
             if worker in (None, key[0]):
                 self._slots.pop(key).answer.set_result(NotYet(reason))

@@ -4,8 +4,8 @@
     most_behind  the staleness limit of a batch that is trained on again
     WHY_REFUSED  the reasons for which a batch is not trained on again, in words
 
-A replay is a batch with an id of its own, on the samples of an earlier, fresh batch. After each fresh
-batch come at most `train.reuse` replays, of the oldest batches first. A batch is left out while its last
+A replay is a batch with a new id, on the samples of an earlier, fresh batch. Each fresh batch is followed by
+at most `train.reuse` replays, of the oldest batches first. A batch is left out while its last
 use is less than GAP updates ago. With one reuse:
 
     batch    1      2      3         4      5         6      7
@@ -50,7 +50,7 @@ class Replays:
     """The batches that may be trained on again. Call `note_filed` for every batch, in order of id."""
 
     def __init__(self, reuse: int) -> None:
-        """`reuse` is train.reuse."""
+        """Begin without a batch; `reuse` is train.reuse."""
         self._reuse = reuse
         self._uses: dict[int, Uses] = {}  # by id of the first use, the oldest first
         self._newest = 0  # id of the newest batch
@@ -73,7 +73,7 @@ class Replays:
                 self.end(use.first)
 
     def end(self, first: int) -> bool:
-        """Forget a batch that is not trained on again; return whether it would have been."""
+        """Forget a batch that must not be trained on again; return True if that was still possible."""
         return self._uses.pop(first, None) is not None
 
     def due(self) -> Uses | None:

@@ -8,7 +8,7 @@ A run ends in this order, whatever ended it:
     data             leases nothing more, and announces the end each second (RunState)
     env, rollout     end at once; the data service waits for them for at most STOP_S
     train            finishes its update, publishes, acknowledges and writes its last checkpoint, within
-                     LAST_WORK_S of dart_cli/runtime/role.py; its heartbeats tell what it is finishing
+                     LAST_WORK_S of dart_cli/runtime/role.py; its heartbeats say what it is finishing
     data             ends after the trainer, or TRAINER_S after the end of the run
 
 So the trainer's updates are counted before anything reads the database. If the trainer was killed or took
@@ -53,9 +53,9 @@ work may take."""
 
 
 def learned_line(success: float, train: TrainConfig) -> str:
-    """Return the line of a run that train.stop_at ends, as its tasks' success is at least `success`.
+    """Return the line which says that the tasks' success is at least `success`, rounded down.
 
-    The line is empty if `success` is below train.stop_at.
+    It is empty if `success` is below train.stop_at, so that it does not end the run.
     """
     if not 0 < train.stop_at <= success:
         return ""
@@ -82,7 +82,7 @@ class RunEnd:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run is over."""
+        """True once the run is over."""
         return self._over.is_set()
 
     def bound(self, served_s: float) -> str:
@@ -117,9 +117,9 @@ class RunEnd:
         return f"{UNATTENDED} for {minutes:g} minutes (train.attention_minutes): {self._attention}"
 
     def _learned(self) -> str:
-        """Return the line of `learned_line` for the highest success so far.
+        """Return the text of `learned_line` for the highest success so far.
 
-        The success is stored, since trajectories that still come in may lower it before the next start.
+        The success is stored, since trajectories that end later may lower it before the next start.
         """
         if not self._train.stop_at:
             return ""

@@ -42,7 +42,7 @@ Estimates = Mapping[str, TaskEstimate]
 
 @dataclass(frozen=True)
 class Situation:
-    """What a scheduler decides by."""
+    """The state of the run by which a scheduler decides."""
 
     group_table: GroupTable
     estimates: Estimates = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class NewGroup:
-    """Open a group of this task instance and lease its first member."""
+    """The answer that a new group of this task instance is to be opened, and its first member leased."""
 
     suite: str  # the name that it is loaded by
     task: Task
@@ -95,7 +95,7 @@ def groups_in_time(
         staleness(L) = lag + floor((unpublished + untrained + owed
                                     + (1 + reuse) floor(L / groups_per_batch)) / publish_every)
 
-    Returned is the number of L >= 0 for which the staleness is at most `max_staleness`. With `untrained` =
+    The result is the number of L >= 0 for which the staleness is at most `max_staleness`. With `untrained` =
     `owed` = 0, `unpublished` < `publish_every` and `lag` <= `max_staleness` this is at least one batch, so
     that a run with `max_staleness` = 0 is on-policy and never stands still.
     """
@@ -135,7 +135,7 @@ class Scheduler:
         return assignment
 
     def limit(self, situation: Situation) -> int:
-        """Return how many groups may be played or wait for a batch at once."""
+        """Return how many groups may be played or wait for a batch at once, by the lowest bound."""
         return min(self._bounds(situation))[0]
 
     def probabilities(self, estimates: Estimates) -> dict[str, float]:
@@ -161,6 +161,7 @@ class Scheduler:
             )
 
     def _next(self, situation: Situation, request: LeaseRequest) -> Group | NewGroup | NotYet:
+        """Return what the slot plays next, while it is the turn of the rollout workers."""
         (in_time, too_late), *_ = bounds = self._bounds(situation)
         # 1. Fill the groups that are open, the oldest first. There is more than one untrained batch only
         # after the trainer went back to a checkpoint: then groups that could not be trained in time are not
@@ -216,6 +217,7 @@ class Scheduler:
         return bounds
 
     def _weights(self, estimates: Estimates) -> list[float]:
+        """Return the probability of each task, by data.task_sampling."""
         if self._data_config.task_sampling == "uniform":
             return uniform_weights(len(self._tasks))
         by_task = [estimates.get(task.id, UNKNOWN) for task in self._tasks]
@@ -227,7 +229,7 @@ class Scheduler:
 
 
 class BatchWise(Scheduler):
-    """A scheduler that plays the groups of one batch to their end before it opens those of the next."""
+    """A scheduler that plays the groups of one batch to their end before it opens groups of the next."""
 
     def _bounds(self, situation: Situation) -> list[tuple[int, str]]:
         most = self._data_config.groups_per_batch
@@ -264,7 +266,7 @@ def make_scheduler(config: Config, tasks: Sequence[Task]) -> Scheduler:
 
 
 def _fits(group: Group, request: LeaseRequest) -> bool:
-    """Return True if the group has the task and the seed of the request, as far as it has them."""
+    """Return True if the group has the task and the seed that the request asks for, if it does."""
     if request.task_seed is not None and group.task_seed != request.task_seed:
         return False
     return request.task in ("", group.task_id)
@@ -279,7 +281,10 @@ def _describe(situation: Situation) -> str:
 
 
 def task_seed(run_seed: int, number: int, seeds: Sequence[int] = (0, TRAIN_SEEDS)) -> int:
-    """Return the seed in `seeds` of the group opened as `number`; none repeats before all were used."""
+    """Return the task seed of the group opened as `number`, in the range `seeds`.
+
+    No seed repeats before all of the range were used.
+    """
     first, end = seeds
     count, stride = end - first, _STRIDE
     while gcd(stride, count) > 1:

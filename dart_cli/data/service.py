@@ -83,15 +83,15 @@ WORKER = "data"
 HOLD_S = 2.0
 """Longest time for which a request is held that cannot be answered yet."""
 HOUSEKEEPING_S = 1.0
-"""Time between two rounds of housekeeping."""
+"""Pause between two rounds of housekeeping."""
 SAVE_S = 5.0
 """Time between two writes of the newest heartbeats and of the snapshot that outlives this process, and
 between two checkpoints of the write-ahead log."""
 SNAPSHOT_S = 0.5
 """A snapshot younger than this is returned again."""
 SNAPSHOT_SHARE = 0.05
-"""Largest share of the time that may go into making snapshots; a slow one, in a long run, is returned for
-longer."""
+"""Largest share of the time that may go into making snapshots; in a long run, where making one is slow, a
+snapshot is returned again for longer."""
 ROOM_S = 0.05
 """Longest time for which old screenshots are removed, each second."""
 ROOM_STEP = 100
@@ -274,6 +274,7 @@ class DataService:
         return reply
 
     async def _on_lease(self, request: LeaseRequest) -> LeaseReply:
+        """Return a lease, or after HOLD_S why there is none."""
         if refusal := self._refusal():
             return LeaseReply(retry_after_s=1.0, reason=refusal)
         slot, gave_up = self._lease_queue.ask(request)
@@ -286,6 +287,7 @@ class DataService:
         return LeaseReply(lease=lease)
 
     async def _on_batch(self, request: BatchRequest) -> BatchReply | EncodedReply:
+        """Return the next batch, or after HOLD_S why there is none yet."""
         deadline = time.monotonic() + HOLD_S
         while True:
             groups, refused = len(self.ledger.group_table.groups), self.ledger.refused_replays
@@ -369,6 +371,7 @@ class DataService:
                     self._lease_queue.refuse("its process is stopping", message.worker)
 
     async def _housekeeping(self) -> None:
+        """Do the work of each second: look after leases, limits, stalls and the database."""
         saved_at = looked_at = time.monotonic()
         if self._run.stop_reason:  # the last `dart data` died before it announced the end
             self._finish_run(self._run.stop_reason)
@@ -391,6 +394,7 @@ class DataService:
             self._discount_pause(time.monotonic() - slept_at - HOUSEKEEPING_S)
 
     def _look_for_stalls(self) -> None:
+        """Log stalls that begin or end, and note what the run needs attention for."""
         stalls = self.snapshot()["stalls"]
         self._alerts.update(stalls)
         absent = self._watch.absent()
@@ -417,7 +421,7 @@ class DataService:
         self.ledger.discount_pause(overslept_s)
 
     def _make_room(self) -> None:
-        """Remove old screenshots while the database is above data.max_gb, in steps that delay no request."""
+        """Remove old screenshots while the database is above data.max_gb, for at most ROOM_S seconds."""
         limit = self._config.data.max_gb * 1e9
         deadline = time.monotonic() + ROOM_S
         is_over = self._store.bytes_in_use() > limit
@@ -428,6 +432,7 @@ class DataService:
         self._is_full = is_over and not removed
 
     def _save(self) -> None:
+        """Store what outlives this process: heartbeats, times and the snapshot."""
         self._watch.save(self._store)
         self._store.save_active_s(self._served_s())
         self._commits.flush()
@@ -442,6 +447,7 @@ class DataService:
     # --- what others see ----------------------------------------------------------------
 
     def _publish(self) -> None:
+        """Publish the RunState of this moment, if the sockets are open."""
         if self._publisher is None:
             return
         weights = self.ledger.weights
@@ -459,7 +465,7 @@ class DataService:
         )
 
     def _awaits(self) -> str:
-        """Return the processes that the run waits for, or what this process waits for before it ends."""
+        """Return what this process waits for before it ends, else the absent roles that the run waits for."""
         absent = [] if self._end.is_over else self._watch.absent()
         return self._end.awaited or (awaited(*absent) if absent else "")
 
@@ -480,6 +486,7 @@ class DataService:
         return self._run.active_s + time.monotonic() - self._started
 
     def _state(self, now: float) -> ServiceState:
+        """Return the state of the service at `now` (monotonic seconds), for a snapshot."""
         alive = [beat.worker for beat in self._watch.liveness.alive()]
         return ServiceState(
             now=now,

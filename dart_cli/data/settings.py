@@ -4,7 +4,7 @@
 
 dart_cli/config/readers.py lists which process reads which key, and which keys must be equal. A process that
 joins is refused in two cases: a key that must be equal differs, or a key that the process does not read has
-neither the data service's value nor that of a process that reads it. All other differences are logged,
+neither the data service's value nor the value of a process that reads it. All other differences are logged,
 reported to the process and shown by `dart status`; `config.json` and the database then have the values that
 are used.
 """
@@ -88,7 +88,7 @@ class RunSettings:
         return JoinReply(notes=self._joined[request.worker])
 
     def _is_superseded(self, request: JoinRequest, key: str) -> bool:
-        """Return True if our --set changed a key that the process does not read and did not set."""
+        """Return True if the process neither reads nor set a key that the data service's --set changed."""
         is_set = is_overridden(key, request.given)
         return not (_reads(request, key) or is_set) and is_overridden(key, self._set_keys)
 
@@ -161,9 +161,12 @@ class RunSettings:
         return f"{difference}{'; each uses its own' if 'data' in row.readers else ', which does not use it'}"
 
     def _store(self, request: JoinRequest, values: Mapping[str, Any]) -> None:
-        """Store the values of a process that differ from ours in keys that it reads; log their changes."""
+        """Store the `values` in which a process differs from the data service; log what changed since before.
+
+        Raises ProtocolError if the result is no valid configuration, DartError if it cannot be written.
+        """
         worker, role = request.worker, request.role
-        # 1. Replace the process, and those of its role from an earlier start that have not joined again.
+        # 1. Replace the process. Drop its role's processes of an earlier start that have not joined again.
         processes = {
             name: process
             for name, process in self._processes.items()

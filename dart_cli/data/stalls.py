@@ -38,14 +38,14 @@ PATIENCE = 1 / 3
 LONG = 30
 """An update or a batch is reported, although others make progress, if it takes so many times `stall_s` and
 several times as long as the last one."""
-_MOST_CAUSES = 2  # causes that the text of an effect has
+_MOST_CAUSES = 2  # most causes that the text of an effect names
 TELLING_DROPS = 32
-"""Groups dropped for one reason since the last batch from which the reason is reported."""
+"""Number of groups dropped for one reason since the last batch, from which on the reason is reported."""
 _TELLING_SHARE = 0.9  # of the groups that ended since the last batch
 INVALID_SHARE = 0.2
 """Share of a task's recent episodes that may be invalid."""
 TELLING_INVALID = 5
-"""Invalid episodes of a task from which their share is reported."""
+"""Number of invalid episodes of a task, from which on their share is reported."""
 NO_GRADIENT = {
     "all_fail": "the policy never solves these tasks: add easier ones, or record successes with "
     "`dart data collect`, then learn them with `dart tune`, or set data.pool and data.pool_ratio "
@@ -153,7 +153,7 @@ def _held_permits(snapshot: Snapshot) -> Iterator[StallView]:
 
 
 def _cause(snapshot: Snapshot, process: ProcessView, wait: Waiting) -> Iterator[StallView]:
-    """Yield the stall of one wait, if it is one whatever the other processes do."""
+    """Yield the stall of one wait, if it is a stall whatever the other processes do."""
     who, waited_s = process.worker, wait.longest_s
     text = ""
     kind = wait.on
@@ -221,7 +221,7 @@ def _effects(
 
 
 def _session_fix(living: Sequence[ProcessView]) -> str:
-    """Return that an agent must open a session, if only agents of other programs play; else an empty text."""
+    """Return the text that an agent must open a session, if only other programs' agents play; else empty."""
     if any(process.role == "env" for process in living):
         return ""
     places = [process.endpoint for process in living if process.role == "serve"]
@@ -361,13 +361,13 @@ def _worker_names(workers: list[str]) -> str:
 
 
 class AlertLog:
-    """A log of stalls that has each of them once."""
+    """A log of stalls, which has each of them once when it begins and once when it is over."""
 
     def __init__(self) -> None:
         self._present: dict[tuple[str, str], str] = {}
 
     def update(self, stalls: Sequence[dict[str, Any]]) -> None:
-        """Log what has begun and ended; `stalls` are the present bus.snapshot.StallViews as JSON values."""
+        """Log what has begun and ended; each present stall is a bus.snapshot.StallView as JSON values."""
         now = {(stall["kind"], stall["who"]): stall["text"] for stall in stalls}
         for key, text in now.items():
             if key not in self._present:

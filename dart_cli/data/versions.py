@@ -1,4 +1,4 @@
-"""Weight versions: how far one is behind another, what each worker serves, who takes new ones when.
+"""Weight versions: how far one is behind another, what each worker serves, and which may take new ones now.
 
     newest_weights   returns the weight set that was published last
     Lineage          the published versions: how far one is behind another, and which one a worker should take
@@ -153,7 +153,7 @@ class Versions:
 @dataclass(frozen=True)
 class _Permit:
     granted_at: float  # monotonic seconds
-    counts: bool  # towards `concurrent`
+    counts: bool  # it is one of the `concurrent` permits
 
 
 class Permits:
@@ -223,7 +223,7 @@ class Permits:
         granted = []
         for worker, version in sorted(self._asking.items(), key=lambda item: item[1]):
             counts = version >= 0
-            if not is_ahead(newest, version) or (counts and not self._has_room):
+            if not is_ahead(newest, version) or (counts and not self._has_free_permit):
                 continue
             del self._asking[worker]
             self._out[worker] = _Permit(self._clock(), counts)
@@ -231,5 +231,5 @@ class Permits:
         return granted
 
     @property
-    def _has_room(self) -> bool:
+    def _has_free_permit(self) -> bool:
         return self._concurrent == 0 or len(self.holders) < self._concurrent

@@ -1,4 +1,4 @@
-"""The other processes of the run, by their heartbeats: which live, what they hold, where their time goes.
+"""The other processes of the run, by their heartbeats: which live, and how they spend their time.
 
     WorkerWatch   notes each heartbeat, and takes back the leases and permits of processes that are dead
     TokenWatch    measures for how long each rollout worker has produced no token
@@ -78,7 +78,7 @@ class WorkerWatch:
         return is_changed
 
     def check(self) -> bool:
-        """Take back the leases and permits of silent processes; forget those that had announced their end.
+        """Take back the leases and permits of dead processes; forget processes that had announced their end.
 
         Return True if a held request may be answered now.
         """
@@ -374,7 +374,7 @@ def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, floa
 
 
 def _at_most(phases: Mapping[str, float], limit: float) -> dict[str, float]:
-    """Return the seconds, scaled down to `limit` in all: a silence may exceed the window."""
+    """Return the seconds by phase, scaled down if their sum is above `limit`."""
     total = sum(phases.values())
     scale = limit / total if total > limit else 1.0
     return {phase: seconds * scale for phase, seconds in phases.items()}

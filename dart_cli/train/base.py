@@ -3,7 +3,8 @@
 Learner         the interface of learner.PolicyLearner and of a user's own class (train.learner)
 Update          the result of one update
 read_all        reads all tensors of a stream into host memory
-state_of, restore   trained parameters and the optimizer's state as one flat dict of tensors, and back
+state_of        returns trained parameters and the optimizer's state as one flat dict of tensors
+restore         reads such a dict into parameters and optimizer
 batch_metrics   staleness and size of a batch, as metrics
 named_metrics   metrics of an update under the names by which they are stored
 """
@@ -75,7 +76,7 @@ class SavedState(Protocol):
 
 @runtime_checkable
 class Learner(Protocol):
-    """A learner. It is not thread-safe: only one thread at a time may call it."""
+    """The part of the trainer that updates a model. Not thread-safe: one thread at a time may call it."""
 
     before_change: Callable[[], None]
     """The learner calls it whenever the weights are about to change, for example before the optimizer changes
@@ -157,7 +158,11 @@ def restore(
 
 
 def batch_metrics(batch: Batch, policy_version: int) -> dict[str, float]:
-    """Return metrics of a batch alone: staleness in versions over its tokens, size of its advantages."""
+    """Return what can be measured of a batch without a model, as metrics.
+
+    These are the mean and largest staleness of its tokens, in versions, the mean size of its advantages, and
+    the number of its groups.
+    """
     ages = {age.version: age.behind for age in batch.ages}
     tokens: Counter[int] = Counter()  # by how many versions they are behind
     for sample in batch.samples:

@@ -1,14 +1,14 @@
 """The critic: it estimates the reward to come from the policy's hidden state (train.critic).
 
     Steps         steps of a batch, each with its reward, its baseline and the policy's hidden state before it
-    Critic        V(state), which learns from rewards
+    Critic        estimates V(state), the reward to expect, and learns from rewards
     Estimates     values of the steps of a batch, and the advantages that follow from them
-    explained_variance   the share of the rewards' variance that some expectations explain
+    explained_variance   the share of the rewards' variance that expected rewards explain
 
 The value of a step takes the place of its baseline in the advantage. V is the sigmoid of the baseline's
 logit plus the output of a small network (the head), which is 0 at first: so V begins as the baseline. The
-hidden state is that of the policy's last layer at the last token of the step's prompt, before anything is
-sampled. No gradient of the head reaches the policy. A batch's values are estimated before the head learns
+hidden state is the output of the policy's last layer at the last token of the step's prompt, before anything
+is sampled. No gradient of the head reaches the policy. A batch's values are estimated before the head learns
 from the batch, since they would otherwise depend on its rewards. A batch that is trained on again keeps the
 advantages of its first use.
 
@@ -151,7 +151,7 @@ class Estimates:
 
 
 class Critic:
-    """The probability to pass, or the expected reward, of states [.., d]. Not thread-safe."""
+    """An estimator of the reward to expect in states [.., d], which learns from rewards. Not thread-safe."""
 
     def __init__(self, width: int, gae_lambda: float) -> None:
         """Make a head for states of `width` numbers; `gae_lambda` is lambda of generalised advantages."""

@@ -51,6 +51,7 @@ from dart_cli.train.sharded import Gradients, full_tensor
 from dart_cli.train.trained_policy import TokenScores, TrainModel
 
 TIMES = ("prepare_s", "forward_s", "backward_s", "optimizer_s")
+"""Metrics that have the seconds of an update, by stage."""
 
 REPLAY_ESS = 0.9
 """Effective sample size, over tokens, below which a batch that is trained on again is skipped."""
@@ -93,7 +94,7 @@ class PolicyLearner:
         )
 
     def update(self, batch: Batch, updates_done: int, policy_version: int | None = None) -> Update:
-        """Learn once from `batch`; `updates_done` determines the learning rate.
+        """Learn once from `batch` and return the result; `updates_done` is the number of updates before.
 
         `policy_version` is the number under which the present weights were published, None if they were not.
         For tokens that this version sampled, the behaviour log-probabilities must agree with the trainer's;
@@ -110,7 +111,7 @@ class PolicyLearner:
     ) -> list[Share]:
         """Return the share of each rank in the update on `batch`; changes nothing.
 
-        Arguments and errors are those of `update`.
+        It takes the arguments of `update` and raises the same errors.
         """
         check_batch(batch, self.model.policy)
         if self.critic is not None:
@@ -198,7 +199,8 @@ class PolicyLearner:
     def _estimates(self, share: Share, clock: _StageTimer) -> Estimates | None:
         """Return the critic's estimates for the steps of all ranks.
 
-        Return None without a critic, and for a batch that is trained on again, which has its advantages.
+        Return None without a critic, and for a batch that is trained on again: it has the advantages of its
+        first use.
         """
         count = len(share.work.packs)
         if self.critic is None or share.work.batch.reuse or not count:
@@ -268,6 +270,7 @@ class PolicyLearner:
     def _loss(
         self, pack: Pack, scores: TokenScores, reference: torch.Tensor | None, divisor: float
     ) -> LossOutput:
+        """Return the loss of a pack, with all tensors on the device and in the type of its scores."""
         like = scores.logprobs
 
         def here(values: torch.Tensor) -> torch.Tensor:
@@ -311,7 +314,7 @@ class PolicyLearner:
             self.critic.restore(saved)
 
 
-def _check_names(saved: SavedState, masters: Mapping[str, torch.Tensor], model: TrainModel) -> None:
+def _check_names(saved: SavedState, trained: Mapping[str, torch.Tensor], model: TrainModel) -> None:
     """Raise ValueError if a checkpoint has weights that this model lacks, or that are frozen here.
 
     It may lack weights that were frozen before and are trained now: these stay as in the model folder.
@@ -323,7 +326,7 @@ def _check_names(saved: SavedState, masters: Mapping[str, torch.Tensor], model: 
     if unknown or not parameters:
         other = f" ({min(unknown)})" if unknown else ""
         raise ValueError(f"its weights have other names or shapes than the model's{other}")
-    if frozen := parameters - masters.keys():
+    if frozen := parameters - trained.keys():
         raise ValueError(f"{min(frozen)} was trained before; here it is frozen")
 
 

@@ -4,7 +4,10 @@
     compare              the sampled tokens of a pack that has just been scored
     step_mismatches      how far the two differ in each step, for the viewer; sent with BatchTrained
     LogprobCheck         makes the metrics, keeps weights for comparison, decides when the run must stop
-    describe, alarm_of   metrics and an explanation; `dart doctor --parity` reports the same
+    rescore              scores a batch, and returns its tokens for the comparison
+    limit_of             the largest mean difference that rounding explains, in nats
+    describe             tokens -> metrics; `dart doctor --parity` reports the same
+    alarm_of             tokens -> why the run must stop, in words
 
 Only tokens that a single version sampled can be compared, and only with the weights of that version:
 
@@ -103,7 +106,7 @@ class ComparedTokens:
         return mismatch(self.engine, self.trainer)
 
     def first_beyond(self, limit: float) -> str:
-        """Describe the first token beyond `limit` nats in the completion with the largest gap.
+        """Return a description of the first token beyond `limit` nats in the completion with the largest gap.
 
         Return an empty string if no token is beyond the limit.
         """
@@ -241,9 +244,8 @@ class LogprobCheck:
         """Score a rank's part of `earlier_samples` with the weights of `version`; return its tokens."""
         if version is None or not part.packs:
             return concatenate([])
-        assert (
-            self._copy is not None
-        )  # earlier_samples named its version, and all ranks have a copy
+        # earlier_samples named the version of the copy, and all ranks have a copy.
+        assert self._copy is not None
         with _exchanged_weights(self._model, self._copy.tensors):
             scored = rescore_part(self._model, part)
         return scored.only(scored.versions == version)
@@ -334,7 +336,7 @@ def describe(prefix: str, tokens: ComparedTokens) -> dict[str, float]:
 
 
 def alarm_of(same: ComparedTokens, limit: float) -> str:
-    """Describe how engine and trainer disagree on tokens of the same weights; empty if they agree."""
+    """Return how engine and trainer disagree on tokens of the same weights, in words; empty if they agree."""
     whole, kinds = same.mismatch(), same.by_screens()
     beyond = {
         name: gaps

@@ -1,12 +1,12 @@
 """The life of the trainer: it takes batches and publishes new weights.
 
-    Trainer.run             from the start of its process (process.py) to the end
-    Trainer._begin          load the model or the last checkpoint, send TrainerHello, publish the weights
-    Trainer._train          take a batch, update, checkpoint, publish, acknowledge; repeat
-    Trainer._train_on       one update, with its checkpoint and publication when they are due
+    Trainer.run             runs the trainer, from the start of its process (process.py) to the end
+    Trainer._begin          loads the model or the last checkpoint, sends TrainerHello, publishes the weights
+    Trainer._train          takes a batch, updates, checkpoints, publishes, acknowledges; repeats
+    Trainer._train_on       does one update, with its checkpoint and publication when they are due
     HeartbeatSender         sends a heartbeat each second, while torch works in another thread
     DataClient              sends requests to the data service (data_client.py)
-    Publications            publications beside the updates (publishing.py)
+    Publications            completes publications beside the updates (publishing.py)
 
 Each second of the process is counted as one of `seconds.starting`, `waiting` (for a batch, or for the data
 service to accept a message), `training` (the update) and `publishing` (updates stand still for weights or
@@ -17,7 +17,7 @@ An update has five parts, in this order. This is what a crash after each part co
     update        Nothing. The batch was not acknowledged, so the data service serves it again.
     checkpoint    It begins here and is written beside what follows (checkpoints/checkpoint.py). Until it is
                   complete, the checkpoint before it counts, and a crash costs what `acknowledge` says. Once
-                  it is complete, TrainerHello tells that the batch is in it, and the data service marks the
+                  it is complete, TrainerHello says that the batch is in it, and the data service marks the
                   batch as trained.
     publish       It begins here and is completed beside what follows. Until it is announced, the newest
                   version of the data service is the one before. No other announced weights get its number.
@@ -95,8 +95,8 @@ log = logging.getLogger(__name__)
 MOST_SKIPPED = 20
 """Updates skipped in a row after which the run ends with an error."""
 LOADED = "is loaded, its weights are"
-"""Part of the log line after which a trainer can train; a smoke test reads it to see that a killed one
-resumed."""
+"""Part of the log line after which a trainer can train; a smoke test looks for it to see that a trainer that
+was killed has resumed."""
 LOG_WAIT_S = 15.0
 """Seconds between two log lines about a wait for a batch."""
 BEAT_S = 10.0
@@ -137,7 +137,7 @@ class Trainer:
         self._model = ""  # identity of the model folder
         self.channel = make_channel(config)
         self._progress = TrainerProgress()
-        # Whether the newest version, announced or on its way, has the present weights.
+        # True if the newest version, announced or on its way, has the present weights.
         self._is_published = True
         self._skipped_in_a_row = 0
         self._time = PhaseTimer(PHASES, "starting")
@@ -164,6 +164,7 @@ class Trainer:
                 await self._in_torch(self._ranks.end, error)
 
     async def _run(self) -> None:
+        """Begin, train, and finish the last publication and checkpoint; a stop ends it early."""
         try:
             learner = await self._begin()
         except StopRequested:
@@ -185,7 +186,7 @@ class Trainer:
         log.info("ends after %d updates, at v%d", self._progress.updates, self._version)
 
     def load(self) -> Load:
-        """Return the part of a heartbeat that changes."""
+        """Return the part of a heartbeat that changes: the trainer's state, its version and its gauges."""
         is_ending = self._stopping or self._stop.is_set()
         state = "stopping" if is_ending else PHASES[self._time.phase]
         gauges = {
@@ -199,7 +200,7 @@ class Trainer:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for a batch, or for the data service to take a message."""
+        """True while it waits for a batch, or for the data service to take a message."""
         return self._time.phase == "waiting"
 
     @property
@@ -209,7 +210,7 @@ class Trainer:
     # --- begin ------------------------------------------------------------------------------
 
     async def _begin(self) -> Learner:
-        """Load the learner at its last checkpoint, publish its weights, and report both to the data service."""
+        """Return the learner at its last checkpoint; publish its weights, and report to the data service."""
         with self.heartbeat.waiting("the model to load", on="model"):
             learner = await self._in_torch(self._load)
         newest = await self._greet()
@@ -303,6 +304,7 @@ class Trainer:
         return contextlib.nullcontext() if self._lead is None else self._lead.alone(what)
 
     def _resume_weights(self, learner: Learner, newest: KnownVersion | None) -> Published:
+        """Publish the weights of a trainer that begins, by FileChannel.resume; return their version."""
         model = learner.model
         weights = read_all(model.stream())
         with self._alone("publishing its weights"):
@@ -424,7 +426,7 @@ class Trainer:
 
     @property
     def _is_last(self) -> bool:
-        """Whether no further update follows."""
+        """True if no further update follows."""
         return self._stop.is_set() or self._progress.updates == self._config.train.updates
 
     async def _checkpoint(self, learner: Learner) -> None:
@@ -472,6 +474,7 @@ class Trainer:
         self._progress = self._progress.model_copy(update={"policy_version": version})
 
     async def _acknowledge(self, batch: Batch, metrics: dict[str, float]) -> None:
+        """Report to the data service that the batch is in the weights, with its metrics."""
         update = self._updates.pop(batch.batch_id, None)
         await self._data_service.tell(
             BatchTrained(
@@ -484,6 +487,7 @@ class Trainer:
         )
 
     def _record(self, batch: Batch, curves: MetricWriter, metrics: dict[str, float]) -> None:
+        """Write the metrics of an update to the curves, and a line about it to the log."""
         curves.add(self._progress.updates, metrics)
         values = {name.removeprefix(REPLAY_METRIC): value for name, value in metrics.items()}
         log.info(

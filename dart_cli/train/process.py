@@ -43,7 +43,7 @@ class _Others:
     trainer: Trainer | None = None  # None until it is loaded
 
     def awaited(self) -> str:
-        """Describe the absent processes without which no batch can come.
+        """Return the text about the absent processes without which no batch can come.
 
         Return an empty string unless the trainer waits for a batch.
         """

@@ -43,9 +43,9 @@ class Publications:
     """The publications of one trainer. Its event loop calls the methods, except for `before_change`."""
 
     def __init__(self, announce: Announce, enter: Callable[[str], None]) -> None:
-        """Take `announce`, which sends an announcement, and `enter`.
+        """`announce` sends an announcement to the data service, and waits until it is accepted.
 
-        `enter` begins a phase of the process: "publishing" or "training".
+        `enter` begins a phase of the process, "publishing" or "training".
         """
         self._announce = announce
         self._enter = enter

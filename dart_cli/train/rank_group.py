@@ -2,8 +2,8 @@
 
     RankGroup       the interface by which a rank exchanges short messages with the others
     SingleRank      a RankGroup of one process
-    PassResults     what a pass over packs gave: statistics, compared tokens and mismatches
-    gather_results  the results of this rank -> the results of all ranks
+    PassResults     the results of a pass over packs: statistics, compared tokens and mismatches
+    gather_results  joins the results of all ranks, on every rank
 
 Whatever an update decides (to skip, to stop) is decided from numbers that went through `gather_results`.
 These are the same on every rank, bit for bit. So all ranks decide alike, and none waits for a rank that

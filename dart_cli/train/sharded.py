@@ -4,7 +4,8 @@
     shard              wraps the modules of a model as units of FSDP2
     load_sharded       reads a policy folder shard by shard: no rank ever holds the whole model
     Gradients          decides after which packs gradients are summed over ranks
-    local_shard        the part of a tensor that this rank holds; full_tensor: all of it
+    local_shard        the part of a tensor that this rank holds
+    full_tensor        the whole of a tensor, on every rank
     published_stream   the tensors as they are published, one at a time, in the model's type
 
 A trained parameter is a float32 shard. FSDP2 casts it to `compute` (bfloat16) when it gathers the parameter
@@ -73,7 +74,7 @@ class ShardingPlan:
 
     mesh: DeviceMesh
     device: torch.device  # where this rank computes
-    compute: torch.dtype  # of weights and activations; masters are float32
+    compute: torch.dtype  # of weights and activations; trained shards are float32
     offload: bool = False  # shards and optimizer in main memory
 
     @classmethod
@@ -143,7 +144,7 @@ def shard(root: nn.Module, model: PreTrainedModel, plan: ShardingPlan) -> None:
 
 
 def _units(model: PreTrainedModel) -> Iterator[nn.Module]:
-    """Yield the modules that are units of their own, inner modules before the ones that contain them."""
+    """Yield the modules that become units of FSDP2, inner modules before the modules that contain them."""
     inner: Any = model.model
     yield from inner.visual.blocks
     yield inner.visual
@@ -222,9 +223,9 @@ class Gradients:
         self.once = size <= WHOLE_GRADIENTS_BYTES
 
     def before(self, *, is_last: bool) -> None:
-        """Set whether FSDP2 sums gradients in the next backward pass.
+        """Make FSDP2 sum the gradients of the next backward pass over ranks, or leave them unsummed.
 
-        `is_last` marks the update's last pack.
+        `is_last` is True before the backward pass of the update's last pack.
         """
         if self._root is not None:
             self._root.set_requires_gradient_sync(is_last or not self.once)

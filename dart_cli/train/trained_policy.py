@@ -83,9 +83,8 @@ class Scorer(torch.nn.Module):
         if features is None and inputs.images:
             features = image_features(self.model, inputs.images)
         zero: torch.Tensor | None = None
-        if (
-            self._blank is not None and not inputs.images
-        ):  # before the language model, as for other packs
+        if self._blank is not None and not inputs.images:
+            # The tower runs before the language model, as it does for other packs.
             blank = image_features(self.model, [self._blank])
             parts = [*blank.embeds, *(part for level in blank.deepstack for part in level)]
             zero = torch.stack([part.sum() for part in parts]).sum() * 0
@@ -184,9 +183,9 @@ class TrainModel:
         def load_model(
             prepare: Callable[[PreTrainedModel], None], trained: LoadedPolicy | None, **own: Any
         ) -> tuple[LoadedPolicy, Scorer]:
-            """Load the model folder; `prepare` freezes parameters.
+            """Load the model folder, and return it with its scorer; `prepare` freezes parameters.
 
-            `trained` is the policy, for a reference.
+            `trained` is the policy if the model is its reference, else None.
             """
             if plan is None:
                 policy = load_policy(
@@ -223,7 +222,7 @@ class TrainModel:
         """Load the model of a configuration only to score tokens. Raises ModelError.
 
         The weights are plain tensors of the model's type, without float32 masters, gradients and reference.
-        The scores equal those of a model from `load`, bit for bit.
+        It gives the same scores as a model from `load`, bit for bit.
         """
         policy = load_policy(
             config.model.path,
@@ -300,7 +299,7 @@ class TrainModel:
 def _freeze(model: PreTrainedModel, config: Config) -> None:
     """Freeze the parameters that the configuration does not train.
 
-    With adapters others are frozen already.
+    With adapters, all parameters but the adapters are frozen already.
     """
     if config.model.freeze_vision:
         inner: Any = model.model
@@ -324,7 +323,7 @@ def _as_reference(model: PreTrainedModel, policy: LoadedPolicy) -> None:
 
 
 def _blank(policy: LoadedPolicy) -> PreparedImage:
-    """Return a small blank screen."""
+    """Return a small black screen, prepared for the vision tower."""
     side = 2 * policy.images.factor
     return policy.images.of_image("blank", Image.new("RGB", (side, side)))
 

@@ -89,12 +89,12 @@ class Publication:
 
     @property
     def is_copied(self) -> bool:
-        """Whether `wait_until_copied` returns or raises at once."""
+        """True if `wait_until_copied` returns or raises at once."""
         return self._copied.done()
 
     @property
     def is_over(self) -> bool:
-        """Whether `result` returns or raises at once."""
+        """True if `result` returns or raises at once."""
         return self._over.done()
 
     @property
@@ -111,11 +111,12 @@ class Publication:
         return self._wait(self._over, "complete")
 
     def settle(self) -> None:
-        """Wait until it is over. Raises its error unless a wait has raised it already."""
+        """Wait until the publication is over. Raises its error unless a wait has raised it already."""
         if not (self.is_over and self._is_reported):
             self.result()
 
     def _wait(self, future: Future[T], state: str) -> T:
+        """Return the result of a future, by the deadline. Raises WeightsError, or the error of the work."""
         left_s = max(self._began + PUBLISH_S - time.monotonic(), 0.0)
         if not wait([future], left_s).done:
             raise WeightsError(
@@ -212,7 +213,9 @@ class FileChannel:
         policy_version: int,
         in_ledger: KnownVersion | None = None,
     ) -> Published:
-        """Publish the weights of a trainer that starts or restarts, at `policy_version` or later.
+        """Publish the weights of a trainer that starts or restarts, as `policy_version` or a later version.
+
+        Return the version. Raises WeightsError.
 
         `in_ledger` is the newest version in the run's ledger. The directory may lack it, if it was moved,
         copied or emptied.
@@ -232,7 +235,7 @@ class FileChannel:
     def _is_the_same(
         self, version: int, tensors: Mapping[str, torch.Tensor], in_ledger: KnownVersion | None
     ) -> bool:
-        """Return True if `version` is here with these weights, and has no others in the ledger."""
+        """Return True if the directory has `version` with these weights, and the ledger has no others."""
         path = path_of(self.directory, version)
         if not path.exists() or not self._holds(path, tensors):
             return False
@@ -259,6 +262,7 @@ class FileChannel:
                 self._opened = self._buffer = None
 
     def _to_disk(self, storage: Storage) -> None:
+        """Copy the tensors of all versions from shared memory to disk, the newest first."""
         for version in reversed(versions(self.directory)):
             storage.keep(path_of(self.directory, version) / WEIGHTS)
 
@@ -281,6 +285,7 @@ class FileChannel:
         return self._buffer
 
     def _complete(self, target: Path, policy_version: int, copied: FlatWeights) -> Published:
+        """Return the version at `target`, written now or before with the same weights. Raises WeightsError."""
         if not target.exists():
             complete = self._write(target, policy_version, copied)
         elif self._holds(target, copied.tensors):
@@ -304,7 +309,7 @@ class FileChannel:
         )
 
     def _write(self, target: Path, policy_version: int, copied: FlatWeights) -> Published:
-        """Write the manifest, and also the tensors if they are due."""
+        """Write the manifest, and the tensors if `_is_due`. Raises WeightsError."""
         storage = self._storage  # makes the directory
         try:
             with atomic_directory(target) as draft:
@@ -316,8 +321,8 @@ class FileChannel:
                 manifest = copied.manifest(policy_version, digests, self._lora)
                 (draft / MANIFEST).write_text(manifest.text(), encoding="utf-8")
         except (OSError, SafetensorError) as error:
-            cure = cure_of(error, "is the disk full?")
-            raise WeightsError(f"{target} cannot be written: {error}; {cure}") from None
+            fix = cure_of(error, "is the disk full?")
+            raise WeightsError(f"{target} cannot be written: {error}; {fix}") from None
         return published(target, manifest)
 
     def _is_due(self, _copied: FlatWeights) -> bool:
@@ -325,7 +330,7 @@ class FileChannel:
         return True
 
     def _remove_old(self) -> None:
-        """Remove all versions but the newest `keep` and the newest whole one that is not newer than these."""
+        """Remove old versions, except the newest `keep` and the newest whole one of the same age or older."""
         present = versions(self.directory)
         oldest = present[-self._keep :][0]
         whole = [

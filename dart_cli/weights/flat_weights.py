@@ -89,16 +89,14 @@ class FlatWeights:
         layout = read_layout(file)
         try:
             return cls(layout, _mapped(layout, file, shared=False))
-        except (
-            OSError,
-            RuntimeError,
-        ) as error:  # torch raises RuntimeError if the file was removed
+        # torch raises RuntimeError if the file was removed.
+        except (OSError, RuntimeError) as error:
             raise WeightsError(
                 f"{file}: removed while it was read, or unreadable ({error})"
             ) from None
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> FlatWeights:
-        """Copy `tensors`, which may be on any device, into the buffer."""
+        """Copy `tensors`, which may be on any device, into the buffer, and return this set."""
         with torch.no_grad():
             for name, target in self.tensors.items():
                 target.copy_(tensors[name])
@@ -123,9 +121,9 @@ class FlatWeights:
     def _digests(
         self, names: Collection[str], take: Callable[[int, memoryview], None]
     ) -> dict[str, str]:
-        """Return the digests of `names`.
+        """Return the digests of `names`; call `take` with each part of their bytes and its place before.
 
-        It calls `take` with the start of each part of their bytes and the part.
+        The calls are `take(begin, part)`, from several threads.
         """
         data = self.data.numpy()
         entries = self.layout.entries
@@ -224,13 +222,12 @@ class TensorStream:
     stream.
     """
 
-    specs: Mapping[
-        str, TensorSpec
-    ]  # as they are published; a tensor of another dtype is cast when it is copied
+    specs: Mapping[str, TensorSpec]
+    """Shapes and dtypes as they are published; a tensor of another dtype is cast when it is copied."""
     tensors: Iterable[tuple[str, torch.Tensor]]  # each of `specs` once, on any device
     is_gathered: bool = False
-    """Whether reading a tensor is a call of all ranks. If so, `begin` reads and copies all tensors before
-    it returns, since such calls belong to the caller's thread; otherwise they are copied beside what
+    """True if reading a tensor is a collective call of all ranks. Then `begin` reads and copies all tensors
+    before it returns, since such calls belong to the caller's thread; otherwise they are copied beside what
     follows."""
 
 
@@ -251,7 +248,7 @@ class TensorCopy:
 
     @torch.no_grad()
     def into(self, flat: FlatWeights) -> FlatWeights:
-        """Copy the tensors to `flat`. Afterwards they may change."""
+        """Copy the tensors to `flat` and return it. Afterwards the tensors may change."""
         copies: _DeviceCopies | None = None
         for name, tensor in self._tensors:
             target = flat.tensors[name]
@@ -280,6 +277,7 @@ class _DeviceCopies:
             self._begin(to, part, ready)
 
     def _begin(self, target: torch.Tensor, tensor: torch.Tensor, ready: Any) -> None:
+        """Begin to copy one part, in the type of `target`."""
         if ready is None:
             self._stream.wait_stream(accelerator.current_stream(tensor.device))
         else:

@@ -1,14 +1,17 @@
 """The manifest and the file of a weight set on disk; read without torch.
 
     Manifest         the content of a version's manifest.json
-    read_manifest    reads and validates a manifest; parse_manifest does so for a message
+    read_manifest    reads and validates the manifest of a version
+    parse_manifest   validates a manifest that was read or received
     check_announced  checks that a set is the one that was announced
     check_files      checks that the file of a set matches the manifest
     check_adapters   checks that the adapters of a set are those for which a process is configured
-    versions         the versions in a directory; newest_version: the newest whole one
+    versions         the numbers of the versions in a directory
+    newest_version   the newest version in a directory whose tensors are there
     tree_digests     the digests of tensors' bytes, computed on all cores
     layout_of        the place of each tensor in the safetensors file that we write: the widest types first,
-                     then by name, without gaps; read_layout: the layout of a file, checked against its length
+                     then by name, without gaps
+    read_layout      the layout of a safetensors file, checked against its length
     ranges           the bytes of some tensors, neighbours joined, in pieces of a bounded size
 
 The manifest holds a digest of each tensor, whichever channel carries its bytes. So the digest of the
@@ -116,8 +119,8 @@ def read_manifest(path: Path) -> Manifest:
             raise WeightsError(f"{file} is too large for a manifest")
         text = file.read_bytes()
     except OSError as error:
-        cure = cure_of(error, "removed or never complete")
-        raise WeightsError(f"{file}: {error.strerror}; {cure}") from None
+        fix = cure_of(error, "removed or never complete")
+        raise WeightsError(f"{file}: {error.strerror}; {fix}") from None
     except ValueError as error:  # no file can have this path, for example with a null byte
         raise WeightsError(f"{str(file)!r} is no path: {error}") from None
     return parse_manifest(text, str(file))
@@ -134,10 +137,9 @@ def parse_manifest(text: bytes, where: str) -> Manifest:
 
 
 def check_announced(path: Path, policy_version: int, digest: str) -> Manifest:
-    """Return the manifest of the set at `path`.
+    """Return the manifest of the set at `path`, which must be the announced version.
 
-    Raises WeightsError unless it is the set that was announced: for another version, and for another digest
-    (an empty `digest` is not compared).
+    Raises WeightsError for another version, and for another digest; an empty `digest` is not compared.
     """
     manifest = read_manifest(path)
     check_is_announced(path, manifest, policy_version, digest)
@@ -182,14 +184,14 @@ def path_of(directory: Path, policy_version: int) -> Path:
 
 
 def published(path: Path, manifest: Manifest) -> Published:
-    """Return the version at `path` in the form in which it is announced."""
+    """Return the version at `path` with the digest of its manifest, as it is announced to workers."""
     values = manifest.model_dump(exclude_none=True)
     digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode()).hexdigest()
     return Published(manifest.policy_version, path, digest, manifest.size_bytes)
 
 
 def versions(directory: Path) -> list[int]:
-    """Return the versions in `directory`, oldest first."""
+    """Return the numbers of the versions in `directory`, oldest first; none if it cannot be read."""
     try:
         names = [entry.name for entry in directory.iterdir()]
     except OSError:
@@ -228,10 +230,10 @@ def digest_of(file: Path) -> str:
 def tree_digests(
     sizes: dict[str, int], read: Callable[[str, int, int], bytes | memoryview]
 ) -> dict[str, str]:
-    """Name -> BLAKE2b over the BLAKE2b of each `LEAF_BYTES` of its `sizes[name]` bytes, hex.
+    """Return name -> digest, for names whose bytes have these `sizes`, as hexadecimal digits.
 
-    `read(name, begin, end)` returns some bytes of one; it is called from several threads, so that a
-    set is read on several cores.
+    A digest is the BLAKE2b of the BLAKE2b of each `LEAF_BYTES` of the bytes. `read(name, begin, end)` returns
+    a part of them; it is called from several threads, so that a set is read on several cores.
     """
     pieces = [
         (name, begin, min(begin + LEAF_BYTES, size))
@@ -277,8 +279,8 @@ def _file_digests(file: Path, layout: Layout) -> dict[str, str]:
             sizes = {name: entry.end - entry.begin for name, entry in layout.entries.items()}
             return tree_digests(sizes, read)
     except OSError as error:
-        cure = cure_of(error, "removed while it was read")
-        raise WeightsError(f"{file}: {cure} ({error.strerror})") from None
+        fix = cure_of(error, "removed while it was read")
+        raise WeightsError(f"{file}: {fix} ({error.strerror})") from None
 
 
 # --- the layout of a file -------------------------------------------------------------------------

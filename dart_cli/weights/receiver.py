@@ -31,14 +31,14 @@ class Receiver(Protocol):
     """
 
     async def prepare(self, policy_version: int) -> None:
-        """Do as much of receiving the announced version, or a later one, as needs no permit.
+        """Receive the announced version, or a later one, as far as that needs no permit.
 
         This never raises WeightsError: after a failure, `receive` tries again and raises the error.
         """
         ...
 
     async def receive(self, path: Path, policy_version: int, digest: str) -> ReceivedWeights:
-        """Return the announced version, or a later one. Raises WeightsError, at the latest by a deadline."""
+        """Return the announced version or a later one. Raises WeightsError if none came by a deadline."""
         ...
 
     def close(self) -> None:

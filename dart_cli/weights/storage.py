@@ -35,7 +35,7 @@ class Storage:
     """The large files of the directory `home`, to which one process writes."""
 
     def __init__(self, home: Path, *, shared: bool = True) -> None:
-        """Use shared memory, if `shared` and if it has space. Raises OSError."""
+        """Create the directory `home`. Use shared memory if `shared` and if that works. Raises OSError."""
         home.mkdir(parents=True, exist_ok=True)
         self._home = home
         opened = _private_directory(home) if shared else None
@@ -43,7 +43,7 @@ class Storage:
         self._release = weakref.finalize(self, os.close, opened[1]) if opened else None
 
     def make(self, file: Path, size_bytes: int) -> Path:
-        """Return the path at which to write `file`: itself, or a path in shared memory to which it links."""
+        """Return the path at which to write: `file`, or one in shared memory to which `file` then links."""
         if self._shared is None or free_shared_memory() < 2 * size_bytes:
             return file
         target = self._shared / f"{uuid.uuid4().hex}{file.suffix}"

@@ -53,7 +53,7 @@ MAX_SIDE = 8_192  # pixels
 _Name = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _Text = Annotated[str, Field(max_length=1_000_000)]
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-_Seconds = Annotated[float, Field(ge=0)]
+_NotNegative = Annotated[float, Field(ge=0)]
 _LogProb = Annotated[float, Field(le=0)]
 _Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
@@ -91,10 +91,10 @@ class _ParquetRow(BaseModel):
     prompt_token_ids: Annotated[list[_TokenId], Field(min_length=1, max_length=MAX_TOKENS)]
     token_ids: Annotated[list[_TokenId], Field(min_length=1, max_length=MAX_TOKENS)]
     behaviour_logprobs: list[_LogProb]
-    entropies: list[_Seconds] = []
+    entropies: list[_NotNegative] = []
     patches: list[Annotated[int, Field(ge=-1, lt=2**31)]] = []
-    model_s: _Seconds = 0.0
-    env_s: _Seconds = 0.0
+    model_s: _NotNegative = 0.0
+    env_s: _NotNegative = 0.0
     step_reward: float | None = None
 
 
@@ -109,11 +109,20 @@ class _RowLocation:
         return ExchangeError(f"{self.file} row {self.row}, column {column}: {text}")
 
 
-_OF_TRAJECTORY = ("steps", "suite", "task_id", "task_seed", "source", "origin", "outcome", "reward")
-"""Columns that all rows of a trajectory share."""
+_SHARED_COLUMNS = (
+    "steps",
+    "suite",
+    "task_id",
+    "task_seed",
+    "source",
+    "origin",
+    "outcome",
+    "reward",
+)
+"""Columns that must be equal in all rows of a trajectory."""
 
 StepCheck = Callable[[Trajectory], tuple[int, str, str] | None]
-"""A further check of a trajectory; returns (step, column, what is wrong), or None if it is right."""
+"""A further check of a trajectory. It returns (step, column, what is wrong), or None if nothing is wrong."""
 
 
 def parquet_files(folder: Path) -> list[Path]:
@@ -166,8 +175,8 @@ def read_folder(
 ) -> Iterator[Trajectory]:
     """Yield the trajectories of a folder, one at a time, and call `progress` with the number of rows of each.
 
-    `checked_images` has the hashes of images that decode. More are added, so that a second reading need not
-    decode them again. Raises ExchangeError for the first mistake.
+    `checked_images` has the hashes of images that were decoded before; the hashes of the folder's images are
+    added, so that a second reading need not decode them. Raises ExchangeError for the first mistake.
     """
     earlier_ids: set[str] = set()
     checked_images = set() if checked_images is None else checked_images
@@ -199,6 +208,7 @@ def read_folder(
 def _trajectory(
     rows: Sequence[tuple[_RowLocation, _ParquetRow]], checked_images: set[str]
 ) -> Trajectory:
+    """Return the trajectory of its rows. Raises ExchangeError if they do not fit together."""
     first = rows[0][1]
     images: dict[str, bytes] = {}
     steps = []
@@ -208,7 +218,7 @@ def _trajectory(
                 "step",
                 f"must be {number}, got {row.step}; sort the data by trajectory_id and step",
             )
-        for name in _OF_TRAJECTORY:
+        for name in _SHARED_COLUMNS:
             if getattr(row, name) != getattr(first, name):
                 raise place.error(name, f"differs from that of step 0 of {first.trajectory_id}")
         if bool(row.behaviour_logprobs) != bool(first.behaviour_logprobs):
@@ -260,6 +270,7 @@ def _step(
 
 
 def _action(place: _RowLocation, row: _ParquetRow) -> dict[str, Any] | None:
+    """Return the action of a row; None if it has none. Raises ExchangeError if it is invalid."""
     if row.action is None:
         return None
     try:
@@ -292,7 +303,7 @@ def _check_image(place: _RowLocation, encoded: bytes) -> None:
 
 
 def _rows(folder: Path) -> Iterator[tuple[_RowLocation, _ParquetRow]]:
-    """Yield every row of every file, with its fields checked one by one, and its place."""
+    """Yield the location and the content of every row of every file; each field of a row is checked."""
     pa, pq = pyarrow_modules()
     for path in parquet_files(folder):
         number = 0
@@ -306,6 +317,7 @@ def _rows(folder: Path) -> Iterator[tuple[_RowLocation, _ParquetRow]]:
 
 
 def _row(place: _RowLocation, values: dict[str, Any]) -> _ParquetRow:
+    """Return the row with these values. Raises ExchangeError for the first that is out of its limits."""
     present = {
         name: value
         for name, value in values.items()
@@ -323,7 +335,7 @@ def _row(place: _RowLocation, values: dict[str, Any]) -> _ParquetRow:
 
 
 def _batches(pa: Any, path: Path, file: Any, names: list[str]) -> Iterator[list[dict[str, Any]]]:
-    """Yield lists of some rows, with values of the types in COLUMNS."""
+    """Yield the rows of a file in lists of up to _READ_ROWS, with values of the types in COLUMNS."""
     try:
         for batch in file.iter_batches(batch_size=_READ_ROWS, columns=names):
             columns = {}
@@ -377,6 +389,7 @@ def _columns_of(pa: Any, path: Path, file_schema: Any) -> list[str]:
 
 @contextmanager
 def _open_file(pq: Any, path: Path) -> Iterator[Any]:
+    """Open a Parquet file for the block. Raises ExchangeError if it is none."""
     pa, _ = pyarrow_modules()
     with ExitStack() as stack:
         try:

@@ -1,7 +1,7 @@
 """The format of the Parquet files for trajectories, with one row for each step.
 
     COLUMNS        every column: its type, and whether a foreign file may lack it
-    Trajectory     one trajectory between runs
+    Trajectory     a trajectory in the form in which runs export and import it
     content_id     returns the id that a trajectory from outside has in every run
     schema         returns the files' schema for pyarrow and Hugging Face `datasets`
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = 1
-"""Version of the format, which a change of the columns' meaning raises; files of a later version are
-refused."""
+"""Version of the format; files of a later version are refused. Raise it when a column's meaning changes."""
 
 
 INSTALL = "pip install 'pyarrow>=18'"
@@ -36,7 +35,7 @@ INSTALL = "pip install 'pyarrow>=18'"
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One trajectory between runs."""
+    """A trajectory in the form in which runs export and import it."""
 
     id: str
     suite: str
@@ -55,7 +54,7 @@ class Trajectory:
 
     @property
     def has_logprobs(self) -> bool:
-        """Whether the log-probabilities that it was sampled with are known."""
+        """True if the log-probabilities that it was sampled with are known."""
         return all(step.sampled.behaviour_logprobs for step in self.steps)
 
 
@@ -116,9 +115,8 @@ COLUMNS: dict[str, Column] = {
     "token_ids": Column("int32", is_list=True),
     "behaviour_logprobs": Column("float64", is_list=True),  # nats; empty if unknown
     "entropies": Column("float64", is_list=True, optional=True),  # nats
-    "patches": Column(
-        "int32", is_list=True, optional=True
-    ),  # drawn by pointers; empty without them
+    # The cells that pointers have drawn, as in SampledTokens; empty without pointers.
+    "patches": Column("int32", is_list=True, optional=True),
     "versions": Column("int32", is_list=True, optional=True),  # of each token, in its own run
     "model_s": Column("float64", optional=True),
     "env_s": Column("float64", optional=True),

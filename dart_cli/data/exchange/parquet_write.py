@@ -1,8 +1,8 @@
 """Write trajectories to a folder of Parquet files, which appears whole or not at all.
 
-write_folder   opens the folder for writing
+write_folder   opens a temporary folder, which gets its name when it is complete
 Shards         the folder's files, to which trajectories are added one at a time
-rows_of        a trajectory -> a row for each step
+rows_of        returns the rows of a trajectory, one for each step
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class Shards:
             self._shard, self._shard_bytes = self._shard + 1, 0
 
     def _flush(self) -> None:
+        """Write the pending rows to the present file as one row group."""
         if not self._pending:
             return
         pa, pq = pyarrow_modules()
@@ -118,7 +119,9 @@ _IMAGES = [name for name, column in COLUMNS.items() if column.kind == "image"]
 def write_folder(
     folder: Path, about: Mapping[str, Any], shard_bytes: int = SHARD_BYTES
 ) -> Iterator[Shards]:
-    """Yield Shards for a folder, which gets its name at the end of the block, and never if the block fails.
+    """Yield Shards for a temporary folder, which is renamed to `folder` at the end of the block.
+
+    If the block fails, the temporary folder is removed and `folder` stays as it was.
 
     Raises ExchangeError if the folder exists and is not empty, MissingPartError without pyarrow.
     """

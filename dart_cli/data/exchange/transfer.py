@@ -6,7 +6,8 @@
     import_folder        imports a folder into the pool of a run that is not live
     check_folder         reads a folder and compares it with a configuration
     import_pool          imports the folders of data.pool when `dart data` starts
-    join                 adds one success from outside to the pool, with an id that follows from its content
+    add_folder           imports a folder into the pool of an open store
+    join                 adds one success from outside to the pool; its id is computed from its content
 
 A folder is read twice: first to check all of it, then to file it. So nothing of a folder with a mistake is
 imported, and an interrupted import is completed by running it again.
@@ -52,7 +53,7 @@ def _no_progress(_number: int) -> None:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which trajectories of a run are exported, among those that have an outcome."""
+    """The choice of the trajectories of a run that are exported; only trajectories with an outcome are."""
 
     outcome: Outcome | None = None  # None for any
     tasks: tuple[str, ...] = ()  # empty for all
@@ -61,7 +62,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class ExportCounts:
-    """What an export wrote."""
+    """Counts of what an export wrote."""
 
     trajectories: int
     steps: int
@@ -91,7 +92,7 @@ def export_run(
     progress: ProgressCallback = _no_progress,
     shard_bytes: int | None = None,
 ) -> ExportCounts:
-    """Write trajectories into `folder`, which appears at the end, complete.
+    """Write trajectories into `folder`, which appears when it is complete; return how many were written.
 
     If the model of `config` is on this host, the files' metadata have its vocabulary. Raises ExchangeError
     if the folder cannot be written or no trajectory is complete, MissingPartError without pyarrow.
@@ -176,7 +177,7 @@ def _with_verdict(reader: Reader, trajectory: Trajectory, row: TrajectoryRow) ->
 
 @dataclass(frozen=True)
 class ImportCounts:
-    """What an import did with the trajectories of a folder."""
+    """Counts of what an import did with the trajectories of a folder."""
 
     joined: int
     already_there: int  # in the pool or the run
@@ -331,6 +332,7 @@ def _make_check(config: Config, folder: Path) -> StepCheck:
         )
 
     def check(trajectory: Trajectory) -> tuple[int, str, str] | None:
+        """Return (step, column, what is wrong) if the trajectory does not fit the run; else None."""
         if trajectory.suite not in names:
             return 0, "suite", f"{trajectory.suite!r}, but the run plays env.suite = {suite!r}"
         try:

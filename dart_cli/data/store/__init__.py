@@ -1,4 +1,4 @@
-"""The run's database, in SQLite. No module in here imports the rest of `data`.
+"""The run's database, in SQLite. No module of this package imports the rest of `data`.
 
 open        opens the database for reading or writing, with a lock for its one writer
 reader      Reader: typed queries by id, state or order

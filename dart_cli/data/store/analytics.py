@@ -45,7 +45,7 @@ class Analytics(Connection):
         return {row["reason"]: row["steps"] for row in rows}
 
     def remainder(self) -> Remainder:
-        """Return the numbers of steps, samples, batches and reasons that do not add up."""
+        """Return how many episodes, trajectories, batches and drops have contradictory records."""
         [row] = self._rows(
             "SELECT (SELECT COUNT(*) FROM trajectories t WHERE t.reason <> 'incomplete' AND t.steps <> "
             "(SELECT COUNT(*) FROM steps s WHERE s.trajectory_id = t.id)) AS steps, "
@@ -146,7 +146,7 @@ class Analytics(Connection):
         return verdicts[::-1] if newest else verdicts
 
     def own_malformed(self, most: int, *, newest: bool = False) -> list[bool]:
-        """Return whether each of the policy's first `most` completions, or its newest, was no action."""
+        """Return a list of the policy's first `most` completions, or its newest: True for no action."""
         rows = self._stream(
             "SELECT action IS NULL AND error <> '' FROM steps s WHERE EXISTS "  # noqa: S608
             "(SELECT 1 FROM trajectories t WHERE t.id = s.trajectory_id) "  # not the pool's
@@ -193,9 +193,9 @@ class Analytics(Connection):
         return [MetricPoint(**row) for row in rows]
 
     def staleness(self, after: int = 0, *, replays: bool = False) -> dict[int, int]:
-        """Return versions behind the trainer -> trained tokens that were so old.
+        """Return versions behind the trainer -> how many trained tokens were so far behind.
 
-        They are the tokens of fresh batches with an id above `after`, or of such `replays`.
+        Counted are the tokens of fresh batches with an id above `after`, or of such `replays`.
         """
         rows = self._rows(
             "SELECT s.versions_behind, SUM(s.tokens) AS tokens FROM staleness s "
@@ -208,7 +208,7 @@ class Analytics(Connection):
     def newest_syncs(self) -> list[SyncView]:
         """Return each rollout worker's newest sync, with the numbers of its syncs and of its refusals."""
         rows = self._rows(
-            # The columns beside a single MAX are those of its row.
+            # SQLite takes the other columns from the row that has the single MAX.
             "SELECT *, MAX(done_at) AS newest, COUNT(*) AS syncs, SUM(error <> '') AS refused "
             "FROM syncs GROUP BY worker ORDER BY worker"
         )
@@ -219,7 +219,7 @@ class Analytics(Connection):
         return [UsageRow(**row) for row in self._rows("SELECT * FROM usage ORDER BY worker, phase")]
 
     def count(self, table: Literal["groups", "trajectories"]) -> dict[tuple[str, str], int]:
-        """Return (state, reason) -> number of rows."""
+        """Return (state, reason) -> number of rows of the table."""
         rows = self._rows(
             f"SELECT state, reason, COUNT(*) AS number FROM {table} GROUP BY state, reason"  # noqa: S608
         )
@@ -286,8 +286,8 @@ class Analytics(Connection):
 def _view(judge: str, rows: list[tuple[Any, ...]]) -> JudgeView:
     """Return the view of one judge.
 
-    The columns of `rows`: whether the judge gave the verdict, the judge's outcome, the evaluator's, number of
-    trajectories, calls, prompt tokens, completion tokens, seconds.
+    The columns of `rows` are: 1 if the judge took the place of an evaluator, the judge's outcome, the
+    evaluator's outcome, then numbers of trajectories, calls, prompt tokens, completion tokens and seconds.
     """
 
     def number(judge_outcome: str, evaluator_outcome: str) -> int:

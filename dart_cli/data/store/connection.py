@@ -29,7 +29,7 @@ APPLICATION_ID = 0x44415254
 """Marks the file as dart's ("DART"), so that no other program's database is written to."""
 
 VERSION = 3
-"""Version of the tables, in SQLite's `user_version`; every change of a table raises it. A run whose
+"""Version of the tables, in SQLite's `user_version`. Raise it with every change of a table. A run whose
 database has another version can go on only with the dart that began it, or be exported by that dart with
 `dart data export`."""
 
@@ -76,6 +76,7 @@ class Connection:
         self._connection.row_factory = as_dict
 
     def _rows(self, sql: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
+        """Return the rows as dicts. Raises StoreError, or UserError for a value that SQLite cannot hold."""
         try:
             return self._connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:
@@ -205,6 +206,7 @@ class Transactions(Connection):
         return self._changed(self._connection.executemany, sql, rows)
 
     def _changed(self, execute: Callable[..., sqlite3.Cursor], sql: str, values: object) -> int:
+        """Execute SQL within the open transaction; return the number of changed rows. Raises StoreError."""
         if self._fault is not None:
             raise StoreError(str(self._fault))
         try:
@@ -242,8 +244,8 @@ def where_clause(
 ) -> tuple[str, list[object]]:
     """Return the WHERE clause for columns that must equal the values that are not None, and its parameters.
 
-    `version` must be one of those that sampled the trajectory; `but_reason` leaves out trajectories that were
-    dropped for this reason.
+    `version` must be between the oldest and the newest version that sampled the trajectory; `but_reason`
+    leaves out trajectories that were dropped for this reason; only trajectories of `group_ids` match.
     """
     clauses = [f"{column} = ?" for column, value in equal.items() if value is not None]
     values = [value for value in equal.values() if value is not None]

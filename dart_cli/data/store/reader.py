@@ -1,6 +1,6 @@
 """Typed queries on a run's database; a writer may be live.
 
-Reader   rows of a run by id, state or order, with the aggregates of Analytics
+Reader   returns rows of a run by id, state or order; it also has the aggregates of Analytics
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from dart_cli.data.store.steps import (
 from dart_cli.language.pointer_tokens import drop_forced
 
 _FIRST_USE = "(SELECT COALESCE(replay_of, id) FROM batches WHERE id = ?)"
-"""Id of the fresh use of a batch. A replay has no rows of groups and samples; those of its first use are
-read."""
+"""Id of the fresh use of a batch. A replay has no rows of groups and samples, so the rows of its first use
+are read."""
 _HASHES_PER_QUERY = 500  # SQLite binds at most 999 parameters in old builds
 
 
@@ -54,7 +54,7 @@ class Matching(TypedDict, total=False):
     outcome: Outcome | None
     reason: str | None
     but_reason: str | None  # leaves out trajectories that were dropped for it
-    version: int | None  # one of those that sampled it
+    version: int | None  # between the oldest and the newest that sampled it
 
 
 class Reader(Analytics):
@@ -229,7 +229,7 @@ class Reader(Analytics):
     def planned_samples(self, batch_id: int, *, again: bool = False) -> list[PlannedSample]:
         """Return the steps of a batch that are trained on, in order, without their tokens.
 
-        With `again` their advantages are those of the trainer's critic, if there was one.
+        With `again` they have the advantages by the trainer's critic, if there was one.
         """
         advantage = "COALESCE(valued, advantage) AS advantage" if again else "advantage"
         rows = self._rows(
@@ -313,7 +313,7 @@ class Reader(Analytics):
         return [Decision(**{**row, "used": bool(row["used"])}) for row in rows]
 
     def skipped_batches(self) -> set[int]:
-        """Return the batches that changed no weights when they were trained on."""
+        """Return the ids of the batches that changed no weights when it was their turn to be trained on."""
         rows = self._rows(
             "SELECT b.id FROM batches b JOIN metrics m ON m.step = b.id WHERE b.state = 'trained' "
             "AND m.name IN ('skipped', 'replay_skipped') AND m.value <> 0"
@@ -340,7 +340,7 @@ class Reader(Analytics):
         return VersionRow(**rows[0]) if rows else None
 
     def syncs(self, worker: str | None = None) -> list[SyncRow]:
-        """Return how one rollout worker, or all, took new weights, the oldest first."""
+        """Return the weight syncs of one rollout worker, or of all, the oldest first."""
         where, values = ("WHERE worker = ?", (worker,)) if worker else ("", ())
         rows = self._rows(f"SELECT * FROM syncs {where} ORDER BY done_at, id", values)  # noqa: S608
         return [SyncRow(**row) for row in rows]
@@ -390,6 +390,7 @@ def _pool_row(row: dict[str, Any]) -> PoolRow:
 
 
 def _where(match: Matching, group_ids: Sequence[str] | None = None) -> tuple[str, list[object]]:
+    """Return the WHERE clause for trajectories that match, and its parameters."""
     equal = {
         "t.state": match.get("state"),
         "g.task_id": match.get("task_id"),

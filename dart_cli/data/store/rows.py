@@ -25,7 +25,7 @@ DROP_REASONS = (
     "worker_lost",
     "incomplete",
 )
-"""Reasons for which a trajectory or its group is not trained on. curate.py explains GroupReason.
+"""Reasons why a trajectory or its group is not trained on. dart_cli/data/curate.py explains GroupReason.
 
     task_removed    (a group's) the run was started again without its task
     surplus         (a group's) it was in play when the batch was full, with data.scheduling = "oversample"
@@ -99,7 +99,7 @@ class TrajectoryRow:
 
 
 PoolSource = Literal["oracle", "demonstration", "online", "imported"]
-"""Played by the task's own solution, by a person or a hinted policy, by this run's policy, or in another
+"""Who played a success: the task's own solution, a person or a hinted policy, this run's policy, or another
 run."""
 
 
@@ -186,18 +186,17 @@ class CountersRow:
 
 @dataclass(frozen=True)
 class Remainder:
-    """Numbers of what does not add up in a run; all are 0 if nothing was lost."""
+    """Counts of contradictory records in a run; all are 0 if nothing was lost."""
 
     steps: int  # ended episodes with another number of stored steps than they reported
     samples: int  # trajectories of a batch without each of their steps once in it
-    batches: (
-        int  # fresh batches for which the trainer reported another number of steps than planned
-    )
+    batches: int
+    """Fresh batches for which the trainer reported another number of steps than planned."""
     reasons: int  # trajectories that were dropped without a reason
 
     @property
     def total(self) -> int:
-        """Sum of all."""
+        """Sum of all four counts."""
         return self.steps + self.samples + self.batches + self.reasons
 
 
@@ -308,7 +307,7 @@ class VersionRow:
 
 @dataclass(frozen=True)
 class SyncRow:
-    """How one rollout worker took one weight set; times as in SyncDone."""
+    """The sync of one rollout worker to one weight set; times as in bus.weights.SyncDone."""
 
     id: int
     worker: str

@@ -9,9 +9,10 @@
 Blobs are little-endian on every machine:
 
     ids      int32: token ids, version spans
-    prompt   three bytes an id, in planes. The id that is most often repeated, the image placeholder, is written
-             once for every 8 or 128 of them, so that 50 KB of a prompt with five screenshots become 3 KB. A
-             prompt that this format cannot represent is int32, deflated
+    prompt   three bytes for each id: the lowest bytes of all ids, then the middle ones, then the highest. The
+             id that is repeated most, the image placeholder, is written once for 8 or 128 in a row, so that
+             50 KB of a prompt with five screenshots become 3 KB. A prompt that this format cannot represent
+             is int32, deflated
     floats   float64: log-probabilities and entropies, bit for bit as they came
     maps     a length, JSON, deflate: the shapes and candidates of pointer maps, then their heat
 """
@@ -38,9 +39,9 @@ _SHORT = b"R"
 """First byte of a prompt in the short form; zlib never begins with it."""
 
 _EIGHT = b"\xff\xff\xff\0"
-"""Stands for eight times the repeated id."""
+"""A mark that stands for eight of the repeated id in a row."""
 _MANY = b"\xfe\xff\xff\0"
-"""Stands for sixteen times _EIGHT."""
+"""A mark that stands for sixteen of _EIGHT in a row."""
 
 _HIGHEST = 3 if sys.byteorder == "little" else 0
 """Index of the highest of the four bytes of a machine's integer."""
@@ -178,7 +179,7 @@ def _json(value: object) -> str:
 
 
 def pack_ids(values: Sequence[int]) -> bytes:
-    """Return integers [N] as int32. Raises struct.error for one that does not fit."""
+    """Return integers [N] as int32 bytes. Raises struct.error for an integer that does not fit."""
     if isinstance(values, array) and values.typecode == "i":
         return little_endian(values)
     return struct.pack(f"<{len(values)}i", *values)
@@ -204,7 +205,7 @@ def pack_prompt(values: Sequence[int]) -> bytes:
 
 
 def prompt_ids(blob: bytes) -> bytes:
-    """Return the ids that `pack_prompt` packed in the format of `pack_ids`, without making integers."""
+    """Return the ids that `pack_prompt` packed, as bytes in the format of `pack_ids`."""
     if blob[:1] != _SHORT:
         return zlib.decompress(blob)
     unit, planes = blob[1:5], blob[5:]
@@ -216,7 +217,7 @@ def prompt_ids(blob: bytes) -> bytes:
 
 
 def _repeated_id(values: Sequence[int]) -> int:
-    """Return an id that is repeated many times in a row, by a look at one in 16; 0 if there is none."""
+    """Return an id that is repeated many times in a row, by a look at every 16th; 0 if there is none."""
     sample = values[::16]
     index = bytes(map(eq, sample, sample[1:])).find(b"\1\1")  # three of the same id
     return sample[index] if index >= 0 else 0
@@ -233,7 +234,7 @@ def in_range(values: Sequence[int]) -> bool:
 
 
 def pack_floats(values: Sequence[float]) -> bytes:
-    """Return floats [N] as float64."""
+    """Return floats [N] as float64 bytes."""
     return struct.pack(f"<{len(values)}d", *values)
 
 

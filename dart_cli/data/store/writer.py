@@ -53,7 +53,10 @@ class Store(Reader, Transactions):
     # --- the run --------------------------------------------------------------------------------
 
     def begin_run(self, seed: int, config: str, tasks: Iterable[Task]) -> RunRow:
-        """Write the run, its configuration (JSON) and its tasks; return the run. A started run goes on."""
+        """Write the run, its configuration (JSON) and its tasks, and return the run.
+
+        A run that was started before keeps its id and continues.
+        """
         self._write(
             "INSERT INTO runs (id, created_at, seed, config) "
             "SELECT ?, ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM runs)",
@@ -176,7 +179,7 @@ class Store(Reader, Transactions):
         )
 
     def add_decisions(self, decisions: Iterable[Decision], at: float) -> None:
-        """Add decisions."""
+        """Add decisions, made at `at` (unix seconds)."""
         self._insert("decisions", *({**vars(decision), "at": at} for decision in decisions))
 
     # --- steps and screenshots ------------------------------------------------------------------
@@ -267,7 +270,7 @@ class Store(Reader, Transactions):
     def add_pool_member(
         self, row: PoolRow, steps: Sequence[StepRow], screenshots: Mapping[str, bytes]
     ) -> bool:
-        """Add a success from outside the run to the pool; return False, and change nothing, if it is there.
+        """Add a success from outside the run to the pool; return False and change nothing if it is a member.
 
         Its id is `x` and a hash of its content; exchange/ has checked it. `screenshots` is content hash ->
         encoded image. Version spans are left out, since another run's versions mean nothing in this one,
@@ -371,7 +374,7 @@ class Store(Reader, Transactions):
     def batch_trained(self, trained: BatchTrained, metrics: Mapping[str, float], at: float) -> None:
         """Write that a batch is in the weights, with its metrics and its steps' log-probability gaps.
 
-        The gaps of a replay are not stored, since its rows of samples are those of its first use.
+        The gaps of a replay are not stored, since only its first use has rows of samples.
         """
         self._set_batch_state(trained.batch_id, "trained", at, trained.policy_version)
         self._write_many(
@@ -417,6 +420,7 @@ class Store(Reader, Transactions):
         at: float | None,
         version: int | None,
     ) -> None:
+        """Write the state of a batch, and the same state of its groups and trajectories."""
         self._write(
             "UPDATE batches SET state = ?, trained_at = ?, trained_version = ? WHERE id = ?",
             (state, at, version, batch_id),
@@ -428,11 +432,11 @@ class Store(Reader, Transactions):
             )
 
     def add_version(self, weights: WeightsPublished, at: float) -> None:
-        """Add a published weight set; one that is published again after a restart replaces the earlier."""
+        """Add a published weight set; one that is published again after a restart replaces the earlier row."""
         self._insert("versions", {**vars(weights), "published_at": at}, conflict="OR REPLACE")
 
     def add_sync(self, sync: SyncDone, granted_at: float, at: float) -> None:
-        """Add that a rollout worker has taken new weights, or refused them; a second report is ignored."""
+        """Add the report that a rollout worker took or refused new weights; a second report is ignored."""
         earlier = self._rows(
             "SELECT 1 FROM syncs WHERE worker = ? AND policy_version = ? AND transfer_s = ? "
             "AND waited_s = ?",
@@ -444,7 +448,7 @@ class Store(Reader, Transactions):
     # --- what the next start reads --------------------------------------------------------------
 
     def save_usage(self, rows: Iterable[UsageRow]) -> None:
-        """Write the processes' time; a row replaces that of its worker and phase."""
+        """Write the processes' time; a row replaces the row of the same worker and phase."""
         self._insert("usage", *map(vars, rows), conflict="OR REPLACE")
 
     def save_task(self, task_id: str, progress: str) -> None:
@@ -453,7 +457,7 @@ class Store(Reader, Transactions):
         self._insert("task_progress", row, conflict="OR REPLACE")
 
     def save_baselines(self, rows: Iterable[BaselineRow]) -> None:
-        """Write running baselines; a row replaces that of its task and step."""
+        """Write running baselines; a row replaces the row of the same task and step."""
         self._insert("baselines", *map(vars, rows), conflict="OR REPLACE")
 
     def save_processes(self, rows: Iterable[ProcessRow]) -> None:

@@ -19,9 +19,9 @@ Updates wait only for the copy to main memory. While a checkpoint is written, th
 newest: a process that is killed resumes from that one, and the data service serves it the later batches
 again. So a checkpoint counts only once `poll` or `wait` has returned its progress.
 
-Ranks need no collective call for it, so that no such call waits for a disk. Each rank writes its files into
-the draft, a directory that all of them see, and then a list of their digests. Rank 0 waits for all
-lists, adds state.json, and gives the directory its name.
+Ranks write a checkpoint without a collective call, so that no such call waits for a disk. Each rank writes
+its files into the draft, a directory that all of them see, and then a list of their digests. Rank 0 waits
+for all lists, adds state.json, and gives the directory its name.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ from dart_cli.weights.manifest import digest_of, on_cores
 log = logging.getLogger(__name__)
 
 GENERATOR = "/generator"
-"""Name of the generator's state; others are `parameter` and `parameter/name`, and no parameter's name is
-empty."""
+"""Name of the tensor with the generator's state. Other names are `parameter` and `parameter/name`, and no
+parameter's name is empty."""
 WRITE_S = 900.0
 """Most seconds for writing a checkpoint: some 100 GB on a slow disk."""
 DRAFT = ".draft"
 _LOOK_S = 0.05
-"""Seconds between two looks for the lists of the other ranks."""
+"""Seconds between two checks whether the lists of the other ranks exist."""
 
 
 # --- read -------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class Checkpoint:
         return self.tensors.only(name for name in self.tensors.names if "/" not in name)
 
     def fill(self, parameters: Mapping[str, torch.Tensor], base: str) -> None:
-        """Copy its weights into `parameters` of the model `base`, rounded to their dtype.
+        """Copy the checkpoint's weights into `parameters` of the model `base`, rounded to their dtype.
 
         Raises CheckpointError if they do not fit.
         """
@@ -179,6 +179,7 @@ def load(path: Path, *, verify: bool = True) -> Checkpoint:
 
 
 def _check_digests(path: Path, digests: Mapping[str, str]) -> None:
+    """Raise CheckpointError for the first file that does not match its digest."""
     names = sorted(digests)
     actual = on_cores(lambda name: digest_of(path / name), names, most=len(names))
     for name, digest in zip(names, actual, strict=True):
@@ -282,6 +283,7 @@ class CheckpointSaver:
     # --- in the thread ------------------------------------------------------------------------
 
     def _write(self, save: _Save) -> None:
+        """Write this rank's files; rank 0 then completes the checkpoint. An error goes to `save`."""
         draft = draft_of(save.target)
         try:
             digests = write(draft, save.parts, rank=self._rank, file_bytes=self._file_bytes)
@@ -299,8 +301,8 @@ class CheckpointSaver:
                 seconds = time.monotonic() - save.began
                 log.info("%s is complete, after %.1f s", save.target, seconds)
         except (OSError, SafetensorError, WeightsError) as error:
-            cure = cure_of(error, "is the disk full?")
-            save.error = f"{save.target} cannot be written: {error}; {cure}"
+            fix = cure_of(error, "is the disk full?")
+            save.error = f"{save.target} cannot be written: {error}; {fix}"
         except CheckpointError as error:
             save.error = str(error)
         except BaseException as error:
@@ -333,6 +335,7 @@ class CheckpointSaver:
         return digests
 
     def _give_up(self, save: _Save, draft: Path) -> None:
+        """Tell rank 0 that this rank failed; rank 0 itself removes the draft."""
         if self._rank:
             try:
                 _write_list(draft, self._rank, {"error": save.error})

@@ -2,8 +2,9 @@
 
     TrainerProgress   the progress of the trainer
     TrainedPart       which tensors of the model are trained: settings of its adapters, or which weights
-    CheckpointState   both, with the identity of the model folder and the digests of the files
-    checkpoint_paths  the complete checkpoints of a folder; newest_updates: the updates in the newest one
+    CheckpointState   TrainerProgress and TrainedPart, the identity of the model folder, the files' digests
+    checkpoint_paths  the complete checkpoints of a folder
+    newest_updates    the number of updates in the newest of them
     refuse_other      raises an error if a configuration cannot go on from the newest checkpoint
 
 `dart up`, `dart data` and `dart train` call `refuse_other` before anything starts or is recorded; the
@@ -30,7 +31,7 @@ _NAME = re.compile(r"c(\d{6,})")
 
 
 class TrainerProgress(BaseModel):
-    """The progress of the trainer."""
+    """The progress of the trainer: how many updates it has done, and on which batches."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -139,7 +140,7 @@ def refuse_other(config: Config) -> None:
 
 
 def _newest_state(directory: Path) -> tuple[Path, CheckpointState] | None:
-    """Return the newest state.json that can be read, with its checkpoint."""
+    """Return the newest checkpoint whose state.json can be read, and its content; None if there is none."""
     for path in reversed(checkpoint_paths(directory)):
         try:
             return path, CheckpointState.model_validate_json((path / STATE).read_bytes())

@@ -64,7 +64,7 @@ class Staging:
     """
 
     def __init__(self) -> None:
-        """Allocate nothing yet."""
+        """Begin without a buffer; `buffers` allocates them."""
         self._kinds: dict[str, tuple[torch.Size, torch.dtype, bool]] = {}
         self._buffers: dict[str, torch.Tensor] = {}
 
@@ -107,7 +107,7 @@ def blocks(sizes: Mapping[str, int]) -> list[tuple[int, dict[str, tuple[int, int
 
 
 def _first_fit(sizes: Mapping[str, int], most: int) -> list[tuple[int, dict[str, tuple[int, int]]]]:
-    """Return blocks of at most `most` bytes: the largest part first, each in the first block with room."""
+    """Return blocks of at most `most` bytes: the largest part first, each in the first block with space."""
     divided: list[dict[str, tuple[int, int]]] = []
     used: list[int] = []
     for name in sorted(sizes, key=lambda name: sizes[name], reverse=True):
@@ -165,7 +165,7 @@ class _Chunk:
 
 @dataclass(frozen=True)
 class _SavedTensor:
-    """A tensor by the files that hold its parts."""
+    """A tensor in files, as the list of its parts."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -173,7 +173,7 @@ class _SavedTensor:
 
 
 class SavedTensors:
-    """The tensors in some files. Values are read only by `fill` and `whole`."""
+    """The tensors in some files. Only `fill` and `whole` read their values."""
 
     def __init__(self, saved: Mapping[str, _SavedTensor]) -> None:
         self._saved = dict(saved)
@@ -365,7 +365,7 @@ def _chunks(file: Path) -> Iterator[tuple[torch.dtype, _Chunk]]:
 
 
 def _join(name: str, typed_chunks: Sequence[tuple[torch.dtype, _Chunk]]) -> _SavedTensor:
-    """Return a tensor of its chunks, which must cover it once. Raises CheckpointError."""
+    """Return the tensor `name`, which the chunks must cover once. Raises CheckpointError if they do not."""
     chunks = [chunk for _, chunk in typed_chunks]
     ends = [
         [begin + size for begin, size in zip(chunk.offsets, chunk.sizes, strict=True)]

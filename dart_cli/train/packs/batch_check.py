@@ -23,7 +23,10 @@ _NONE = np.zeros(0)
 
 
 def check_batch(batch: Batch, policy: LoadedPolicy) -> None:
-    """Raise ProtocolError for a batch that cannot be trained on; the error names the sample and the cause."""
+    """Raise ProtocolError for a batch that cannot be trained on; the error names the sample and the cause.
+
+    Raises EngineError for an image that does not decode.
+    """
     vocabulary = int(policy.model.get_input_embeddings().weight.shape[0])
     is_never_sampled = np.zeros(vocabulary, dtype=bool)
     is_never_sampled[list(policy.absent_token_ids)] = True
@@ -42,7 +45,7 @@ def check_batch(batch: Batch, policy: LoadedPolicy) -> None:
 
 
 def _fault(sample: Sample, batch: Batch, policy: LoadedPolicy) -> str:
-    """Describe what is wrong with a sample apart from its token ids; empty if nothing is."""
+    """Return what is wrong with a sample apart from its token ids; empty if nothing is."""
     if not sample.chain < len(batch.chains):
         return f"chain {sample.chain} is missing"
     chain = batch.chains[sample.chain]
@@ -63,7 +66,7 @@ def _fault(sample: Sample, batch: Batch, policy: LoadedPolicy) -> str:
 def _chain_fault(
     chain: Chain, vocabulary: int, policy: LoadedPolicy, sizes: Mapping[str, int]
 ) -> str:
-    """Describe what is wrong with the tokens and images of a chain; empty if nothing is."""
+    """Return what is wrong with the tokens and images of a chain; empty if nothing is."""
     missing = [name for name in chain.image_hashes if name not in sizes]
     if missing:
         return f"image {missing[0]} is missing"
@@ -84,7 +87,7 @@ def _chain_fault(
 def _image_fault(
     sample: Sample, batch: Batch, policy: LoadedPolicy, sizes: Mapping[str, int]
 ) -> str:
-    """Describe a prompt that does not hold all placeholders of its images; empty if it does."""
+    """Return what is wrong with the image placeholders of a prompt; empty if its images need as many."""
     prompt = int32_array(batch.chains[sample.chain].token_ids)[: sample.start]
     placeholders = int((prompt == policy.image_token_id).sum())
     count = sum(sizes[name] for name in batch.image_hashes(sample))
@@ -96,7 +99,7 @@ def _image_fault(
 def _pointer_fault(
     batch: Batch, sample: Sample, policy: LoadedPolicy, sizes: Mapping[str, int]
 ) -> str:
-    """Describe what is wrong with a sample's patches; empty if nothing is.
+    """Return what is wrong with a sample's patches; empty if nothing is.
 
     `sizes` are the numbers of cells of images, by their content hashes.
     """
@@ -115,5 +118,8 @@ def _pointer_fault(
 
 
 def _firsts(places: NDArray[np.intp], counts: Sequence[int]) -> list[int]:
-    """Return where each image begins, from the places of all placeholders."""
+    """Return the place of each image's first placeholder.
+
+    `places` are the places of all placeholders, `counts` how many of them each image has.
+    """
     return [int(places[index]) for index in np.cumsum([0, *counts])[: len(counts)]]

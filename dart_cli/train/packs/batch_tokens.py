@@ -4,6 +4,8 @@ int32_array          a packed array of integers -> numpy
 image_sizes          the number of tokens of each image
 drawn_tokens         the number of tokens of a sample that the policy drew
 completion_tokens    the number of tokens that the batch's loss is over
+pad_of               the id of `<|pointer_pad|>`, if the policy points
+trajectory_of        the key of a sample's trajectory: the ids of its group and of the trajectory
 batch_loss_weights   the weight of each token in the batch's loss
 
 A pointer's tokens: with `<|pointer_end|>` a patch of the prompt's last screenshot was drawn.
@@ -56,7 +58,7 @@ def pad_of(policy: LoadedPolicy) -> int | None:
 
 
 def trajectory_of(sample: Sample) -> tuple[str, str]:
-    """Return the group's id and the trajectory's id of a sample."""
+    """Return the key of a sample's trajectory: the ids of its group and of the trajectory."""
     return sample.group_id, sample.trajectory_id
 
 

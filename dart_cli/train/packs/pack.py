@@ -11,8 +11,8 @@ sample are the same as when it is computed alone; tests/train/test_packs.py comp
 A full-HD screen takes 0.1 s to prepare and 6 MiB, and its features take 19 MB (bfloat16). While one pack is
 in the model, threads prepare the screens of the next one. If the vision tower is frozen, a screen goes
 through it once in an update, however many packs and models show it: its features stay in main memory until
-the last pack that shows it, since those of 1,440 screens would take 28 GB of a GPU. A trained tower is part
-of each pack's own pass.
+the last pack that shows it, since the features of 1,440 screens would take 28 GB of a GPU. A trained tower is
+part of each pack's own pass.
 
 Axes: `[L]` tokens of a pack or a chain; `[N]` completion tokens of a pack's samples, one sample after
 another; `[M]` patches that pointers selected.
@@ -113,7 +113,7 @@ class PackMaker:
         return len(self._tables)
 
     def image_names(self, number: int) -> list[str]:
-        """Return the content hashes of the distinct images of a pack."""
+        """Return the content hashes of the distinct images of the pack `number`."""
         return list(dict.fromkeys(self._images_in_order(number)))
 
     def make(
@@ -122,7 +122,10 @@ class PackMaker:
         images: Mapping[str, PreparedImage],
         features: ImageFeatures | None = None,
     ) -> Pack:
-        """Return a pack. `images`, and `features` if given, are those of `image_names`, in the same order."""
+        """Return the pack `number`.
+
+        `images`, and `features` if given, are of the pack's `image_names`, in the same order.
+        """
         table = self._tables[number]
         starts = np.cumsum([0, *(end - begin for _, _, begin, end in table)])
         chains = {chain for _, chain, _, _ in table}
@@ -282,7 +285,7 @@ def _pointer_rows(
 
 
 class PackFeed:
-    """The packs of a rank's part, with their screens. A context manager, at whose end its threads end."""
+    """An iterable of the packs of a rank's part. It is a context manager, which ends its threads."""
 
     def __init__(
         self,
@@ -329,6 +332,7 @@ class PackFeed:
                 )
 
     def _pack(self, number: int) -> Pack:
+        """Return a pack with its screens, which threads have prepared; free what no later pack needs."""
         names = self._names[number]
         new = [name for name in names if name not in self._features]
         prepared = {name: self._waiting[name].result() for name in new}

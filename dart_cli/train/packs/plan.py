@@ -1,7 +1,8 @@
 """Which tokens a rank computes in which forward pass; pure, no torch.
 
     plan          sequences -> the packs of each rank, of at most `pack_tokens` tokens; equally many for all
-    Costs         what a token, a pair of tokens and an image's token cost
+    Costs         the cost of a token, of a pair of tokens and of an image's token
+    Node          tokens that several sequences of a pack may share
     PlannedPack   nodes of token trees, and where each of its sequences ends
 
 Sequences have common prefixes: the trajectories of a group begin with the same screen, and a chain that
@@ -36,7 +37,7 @@ Tokens = NDArray[np.uint32]
 IMAGE = 1 << 31
 """Added to an image's index to make an id; no token id is that large."""
 LEAST_SHARED = 16
-"""Sequences must share at least this many tokens for a node of their own."""
+"""Sequences get a common node only if they share at least this many tokens."""
 WORTH_SHARING = 0.25
 """A sequence joins its neighbours' item if they have at least this share of its tokens."""
 PARTS_OF_A_RANK = 4
@@ -72,7 +73,7 @@ class PlannedPack:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens."""
+        """The number of tokens that are computed."""
         return sum(node.end - node.begin for node in self.nodes)
 
 
@@ -113,7 +114,7 @@ class _Trie:
             key=lambda index: (sequences[index].astype(">u4").tobytes(), index),
         )
         self.nodes: list[Node] = []
-        self.ends = [-1] * len(sequences)  # the node in which each ends
+        self.ends = [-1] * len(sequences)  # by sequence: the node in which it ends
         self._grow(sequences)
         self.sizes = [node.end - node.begin for node in self.nodes]
         self.costs = [_cost(node, sequences[node.sequence], costs) for node in self.nodes]
@@ -160,6 +161,7 @@ class _Trie:
         return PlannedPack(self.pack([cheapest]).nodes, (), 0.0)
 
     def _grow(self, sequences: Sequence[Tokens]) -> None:
+        """Make the nodes of the trie, each before its children."""
         ordered = [sequences[index] for index in self.order]
         shared = [_shared(one, other) for one, other in pairwise(ordered)]
 
@@ -190,6 +192,7 @@ def _shared(one: Tokens, other: Tokens) -> int:
 
 
 def _cost(node: Node, tokens: Tokens, costs: Costs) -> float:
+    """Return the cost of computing the tokens of a node, whose ancestors are computed."""
     pairs = (node.end * (node.end + 1) - node.begin * (node.begin + 1)) / 2
     images = int((tokens[node.begin : node.end] >= IMAGE).sum())
     return costs.token * (node.end - node.begin) + costs.pair * pairs + costs.image_token * images
@@ -245,7 +248,7 @@ def _place(
 ) -> list[_Bin] | None:
     """Return the items in packs: each where it adds least, or (with a `count`) in packs of similar cost.
 
-    Return None if `count` packs have no room for them.
+    Return None if `count` packs cannot hold them.
     """
     bins = [_Bin() for _ in range(count)]
     for item in items:

@@ -5,7 +5,7 @@
 
 Which samples are in one pack, and on which rank, changes no number of the update (except for the order in
 which gradients are added): divisors are of the whole batch, and the results of all ranks are added up before
-anything is decided (rank_group.py).
+anything is decided (dart_cli/train/rank_group.py).
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def shares_by_rank(
     """Return the share of each rank in the update on `batch`; `weights` are of the whole batch's loss.
 
     `earlier` are samples that are first scored with the weights of `earlier_version` in place of the present
-    ones (logprob_check.py). With `tests_sight` each rank scores one pack once more with grey screens.
+    ones (dart_cli/train/logprob_check.py). With `tests_sight` each rank scores one pack once more, with grey
+    screens.
     """
     works = packed_batches(batch, policy, pack_tokens=pack_tokens, ranks=ranks)
     pad = pad_of(policy)
@@ -162,9 +163,9 @@ def _cut_chain(chain: Chain, length: int, image_token: int, sizes: Mapping[str, 
 def _tokens_of(
     chain: Chain, image_token: int, numbers: Mapping[str, int], sizes: Mapping[str, int]
 ) -> Tokens:
-    """Return a chain as the plan reads it, with an id of its own for the tokens of each image.
+    """Return a chain as the plan reads it: the tokens of an image have an id that identifies the image.
 
-    `numbers` and `sizes` are by content hash: any number that identifies the image, and its number of tokens.
+    `numbers` and `sizes` are by content hash: a number that identifies the image, and its number of tokens.
     """
     token_ids = int32_array(chain.token_ids)
     tokens = token_ids.astype(np.uint32)

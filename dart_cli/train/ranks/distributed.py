@@ -1,7 +1,8 @@
 """The ranks of a trainer as one torch.distributed group, and the commands of rank 0.
 
-    meet_torchrun      for ranks that torchrun started: the store by which they meet, the board of this start
-    join               makes the group: gloo for the CPU, NCCL for GPUs
+    meet_torchrun      returns the store by which ranks meet that torchrun started, and their board
+    join               puts this process into the group: gloo for the CPU, NCCL for GPUs
+    device_of          returns the device on which a rank computes
     DistributedGroup   a RankGroup (dart_cli/train/rank_group.py) of several processes
     Command            the commands that rank 0 sends to all ranks
 
@@ -101,7 +102,7 @@ class DistributedGroup:
                 _distributed.broadcast(_as_tensor(more), 0, group=self._commands)
 
     def receive_command(self) -> tuple[Command, bytes]:
-        """Wait for the next command of rank 0, in another rank, and return it with its details."""
+        """Wait, in a rank above 0, for the next command of rank 0; return it with its details."""
         head = torch.zeros(2, dtype=torch.int64)
         self.watch.doing("waiting for a command of rank 0", awaits_rank_0=True)
         with self.watch.raising():
@@ -243,7 +244,7 @@ def device_of(member: Membership, name: str) -> torch.device:
 
 
 def memory_mb(device: torch.device) -> float:
-    """Return the largest memory that this process has used, in MB: of its GPU, or on the CPU of the host."""
+    """Return the most memory that this process has used, in MB: of its GPU, or main memory without a GPU."""
     if accelerator.is_gpu(device):
         return accelerator.max_memory_allocated(device) / 1e6
     unit = 1e6 if sys.platform == "darwin" else 1e3  # bytes, or kilobytes

@@ -61,6 +61,7 @@ def serve(config: Config) -> int:
 
 
 def _work(config: Config) -> None:
+    """Meet the other ranks, load the model, and follow rank 0 until STOP."""
     import torch
 
     from dart_cli.train.checkpoints.checkpoint import CheckpointSaver

@@ -55,7 +55,7 @@ class RankedLearner:
 
     @property
     def before_change(self) -> Callable[[], None]:
-        """As in Learner; for this rank, whose weights are published."""
+        """The call before the weights of this rank change, as in Learner; its weights are published."""
         return self._learner.before_change
 
     @before_change.setter
@@ -83,6 +83,7 @@ class RankedLearner:
         return self._train(shares[0], began)
 
     def _train(self, share: Share, began: float) -> Update:
+        """Do rank 0's share of an update, and set the gauges from the facts about all ranks."""
         update, facts = train_share(self._learner, self._rank_group, self._own, share, began)
         slowest = max(range(len(facts)), key=lambda rank: facts[rank]["own_s"])
         self.gauges |= {
@@ -141,6 +142,7 @@ class _GatheredModel:
     def _turn(
         self, tensors: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the whole tensors; while they are read, all ranks gather them."""
         self._rank_group.tell(Command.PUBLISH)
         with self._rank_group.working("gathering the weights"):
             yield from tensors

@@ -79,6 +79,7 @@ class RankProcesses:
             raise
 
     def _start(self, rank: int) -> subprocess.Popen[bytes]:
+        """Start the process of a rank; its output goes to its log."""
         environment = {
             **os.environ,
             "RANK": str(rank),
@@ -96,7 +97,7 @@ class RankProcesses:
             )
 
     def look(self) -> str:
-        """Describe the first process that has ended, and how; empty if none has."""
+        """Return which process has ended, and how, in words; empty if none has."""
         for rank, child in self._children.items():
             code = child.poll()
             if code is None:
@@ -150,7 +151,10 @@ class Ranks:
     """A rank's membership in a trainer of several ranks: a context manager for the computing thread."""
 
     def __init__(self, config: Config, member: Membership | None = None) -> None:
-        """Raise ConfigError if torchrun started another number of ranks than the configuration has."""
+        """Find out the membership of this process, unless it is given.
+
+        Raises ConfigError if torchrun started another number of ranks than the configuration has.
+        """
         self._config = config
         self.member = member or membership(config)
         self._stack = contextlib.ExitStack()

@@ -13,7 +13,7 @@ writes the reason to the board; all others read it there, log it and end.
 
 The board consists of files, because files outlive the process that wrote them and need no connection: the
 last state of a rank that was killed can still be read. Each file is replaced as a whole. Each start has its
-own folder, so that files of an earlier start cannot be mistaken for those of this one. If there is no space
+own folder, so that files of an earlier start cannot be mistaken for files of this one. If there is no space
 for files, the ranks still end, each by what it sees itself.
 
 Rank 0 also works alone, for longer than any command takes: it publishes, and it reads checkpoints. Its own
@@ -157,7 +157,7 @@ class RankState:
 
     @property
     def is_gone(self) -> bool:
-        """Whether its process ended in another than the regular way; False for a process of another host."""
+        """True if its process ended in another than the regular way; False for a process of another host."""
         if self.has_ended or self.host != socket.gethostname():
             return False
         return bool(self.error) or process_liveness(self.pid, ticks=self.ticks) == "gone"
@@ -171,7 +171,7 @@ class RankBoard:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the folder was removed, as a later start of the trainer does."""
+        """True if the folder was removed; a later start of the trainer removes it."""
         with contextlib.suppress(OSError):
             return not self._folder.is_dir()
         return False
@@ -249,7 +249,7 @@ class RankWatch:
     ) -> None:
         """`end` ends this process with a reason; the watch's thread calls it.
 
-        `look` describes another problem that this rank sees, or returns an empty string: a process that it
+        `look` returns another problem that this rank sees, in words, or an empty string: a process that it
         started may end before it writes to the board.
         """
         self._member = member
@@ -344,6 +344,7 @@ class RankWatch:
         return ""
 
     def _run(self) -> None:
+        """Write this rank's state and look for a problem until `close`; end the process if there is one."""
         while not self._closing.wait(POLL_S):
             try:
                 if self._clock() - self._last_write > WRITE_S:
@@ -365,7 +366,7 @@ class RankWatch:
         self.board.write(self._state)
 
     def find_problem(self) -> str:
-        """Describe a problem that this rank sees, for which all ranks must end; empty if there is none."""
+        """Return a problem that this rank sees and for which all ranks must end; empty if there is none."""
         states = self._states()
         for rank, state in states.items():
             if rank != self._member.rank and state.is_gone:
@@ -404,6 +405,7 @@ class RankWatch:
         return self._clock() - self._changes[rank][1]
 
     def _line(self, state: RankState, how: str) -> str:
+        """Return the line about a rank: `how` it failed, what it was doing, and where its log is."""
         where = self._member.log_file(self._run_dir, state.rank)
         return (
             f"rank {state.rank} of {self._member.size} (pid {state.pid} on {state.host}){how}; "
@@ -411,7 +413,7 @@ class RankWatch:
         )
 
     def _is_waiting(self) -> bool:
-        """Whether the computing thread is in a collective call."""
+        """Return True if the computing thread is in a collective call."""
         frame = sys._current_frames().get(self._working)  # noqa: SLF001 - documented by its name only
         while frame is not None:
             if _WAITING in frame.f_code.co_filename:

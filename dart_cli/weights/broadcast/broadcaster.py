@@ -6,7 +6,7 @@
 Workers that took part in a round are expected in the next one too. It begins as soon as all expected
 workers that lack the newest version have asked, or `GATHER_S` after the first request. A worker that did
 not ask is no longer expected, until it asks again. A round that breaks off is tried again with the workers
-that ask again. If that one breaks off too, its workers are served one by one, after those of other rounds.
+that ask again. If that round breaks off too, its workers are served one by one, after all other workers.
 If the rounds with a worker break off `MOST_BROKEN` times in a row, the version is written to disk, where
 that worker finds it.
 
@@ -59,8 +59,6 @@ _LOOK_S = 0.02
 class Version:
     """A published version and the trainer's own copy of it."""
 
-    """A published version and the trainer's own copy of it."""
-
     def __init__(self, published: Published, tensors: FlatWeights) -> None:
         self.published = published
         self.tensors = tensors
@@ -72,7 +70,7 @@ class Version:
     def read(self) -> Iterator[FlatWeights]:
         """Yield the copy, which does not change inside the block.
 
-        Raises WeightsError if a later version has its memory.
+        Raises WeightsError if a later version has taken its memory.
         """
         with self._lock:
             if self._is_taken:
@@ -85,9 +83,9 @@ class Version:
                 self._readers -= 1
 
     def take(self, layout: Layout) -> FlatWeights | None:
-        """Return its memory for a later version of `layout`.
+        """Return this version's memory for a later version of `layout`; it cannot be read afterwards.
 
-        Return None if it is being read, or has another layout.
+        Return None if it is being read, was taken before, or has another layout.
         """
         with self._lock:
             if self._readers or self._is_taken or self.tensors.layout != layout:
@@ -122,9 +120,10 @@ class RoundsThread:
         rendezvous: Rendezvous,
         write: Callable[[Published, FlatWeights], bool],
     ) -> None:
-        """Broadcast the newest version, which `source` returns, to the workers that ask.
+        """Start the thread, which broadcasts the newest version to the workers that ask.
 
-        `write` writes a version to disk whole; it returns False if that was done before.
+        `source` returns the newest version, or None before the first.
+        `write` writes a version to disk whole, and returns False if that was done before.
         """
         self._source = source
         self._write = write
@@ -213,9 +212,10 @@ class RoundsThread:
         return None
 
     def _next(self) -> list[PendingRequest]:
-        """Remove and return the requests of the next round.
+        """Remove the requests of the next round from the pending ones, and return them.
 
-        These are all from workers whose last rounds did not break off too often, else one of the others.
+        These are the requests of all workers whose rounds broke off less than `MOST_BROKEN_TOGETHER` times in
+        a row. If there are none, it is the request of one other worker.
         """
         together = [w for w in self._pending if self._broken[w] < MOST_BROKEN_TOGETHER]
         return [self._pending.pop(worker) for worker in together or list(self._pending)[:1]]
@@ -302,7 +302,7 @@ class RoundsThread:
     def _write_if_unreachable(
         self, published: Published, tensors: FlatWeights, workers: list[str]
     ) -> None:
-        """Write the version whole if no broadcast reaches one of `workers`: the run would stand still."""
+        """Write the version to disk whole if no broadcast reaches one of `workers`; else the run would wait."""
         lacking = [worker for worker in workers if self._broken[worker] >= MOST_BROKEN]
         if not lacking or self._closing:
             return
@@ -334,7 +334,7 @@ class RoundsThread:
 
 
 def refer_to(newest: Published) -> TransferReply:
-    """Return the answer to a request for another version than the newest."""
+    """Return the answer that refers a worker to the newest version: it must ask again for that one."""
     return TransferReply(
         accepted=False,
         policy_version=newest.policy_version,

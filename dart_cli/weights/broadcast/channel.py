@@ -4,7 +4,7 @@
 
 A version is published like one of the channel `file`, with a manifest on disk, but its tensors stay in the
 trainer's memory. Each `WHOLE_EVERY`th version is written to disk too: for resumption, for `dart eval`, and
-for times without a trainer. So is each version that broadcasts fail to bring to a worker. Training
+for times without a trainer. A version is also written if broadcasts fail to bring it to a worker. Training
 continues during a broadcast, which sends an immutable copy in host memory. The next version uses the memory
 of the version before the last, since allocating takes longer than copying.
 """
@@ -59,7 +59,7 @@ class BroadcastChannel(FileChannel):
         lora: LoraConfig | None = None,
         whole_every: int = WHOLE_EVERY,
     ) -> None:
-        """Make a FileChannel that writes one version in `whole_every` whole; other arguments are as there."""
+        """Write one version in `whole_every` to disk whole; the other arguments are as in FileChannel."""
         super().__init__(directory, keep, shared=shared, lora=lora)
         self.last: Version | None = None
         self._replaced: Version | None = None  # by `last`
@@ -72,7 +72,11 @@ class BroadcastChannel(FileChannel):
         )
 
     async def answer(self, _client: str, request: Request) -> Reply:
-        """Return the answer to a worker's request. Raises ProtocolError, RefusedError."""
+        """Return the answer to a worker's request.
+
+        Raises ProtocolError for a request that no worker sends, RefusedError if the trainer has no such
+        version.
+        """
         if isinstance(request, RendezvousRequest):
             return self._rendezvous.answer(request)
         version = self.last
@@ -85,6 +89,7 @@ class BroadcastChannel(FileChannel):
         raise ProtocolError(f"the trainer answers no {type(request).__name__}")
 
     async def _take_part(self, request: TransferRequest, version: Version) -> TransferReply:
+        """Hold the request until its round begins, for at most HOLD_S. Raises ProtocolError."""
         newest = version.published
         if (request.policy_version, request.digest) != (newest.policy_version, newest.digest):
             return refer_to(newest)
@@ -132,9 +137,9 @@ class BroadcastChannel(FileChannel):
         return reused or FlatWeights.in_memory(specs, pinned=accelerator.is_in_use())
 
     def _complete(self, target: Path, policy_version: int, copied: FlatWeights) -> Published:
-        if (
-            target.exists()
-        ):  # it is not known which version was the last whole one, so the next is whole
+        """Complete a publication; the version becomes the newest, which is kept in memory."""
+        if target.exists():
+            # It is not known which version was the last whole one, so the next one is written whole.
             self._since_whole = self._whole_every
         complete = super()._complete(target, policy_version, copied)
         if self.last is None or self.last.published != complete:
@@ -142,6 +147,7 @@ class BroadcastChannel(FileChannel):
         return complete
 
     def _is_due(self, copied: FlatWeights) -> bool:
+        """Return True if this version is to be written whole, and count the versions since the last one."""
         before = self.last
         is_whole = (
             before is None
@@ -153,6 +159,7 @@ class BroadcastChannel(FileChannel):
 
 
 async def _manifest(request: ManifestRequest, version: Version) -> ManifestReply:
+    """Return the manifest of the newest version. Raises RefusedError if another one is requested."""
     newest = version.published
     if (request.policy_version, request.digest) != (newest.policy_version, newest.digest):
         raise RefusedError(f"the trainer is at v{newest.policy_version} now")

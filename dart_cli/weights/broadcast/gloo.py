@@ -1,6 +1,6 @@
 """The process group by gloo: bytes travel over TCP, from main memory to main memory.
 
-GlooGroup   a transport.ByteGroup over gloo; nccl.py has the one between GPUs
+GlooGroup   a transport.ByteGroup over gloo; nccl.py has the group between GPUs
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ _distributed: Any = torch.distributed  # whose type stubs lack most of what is u
 class GlooGroup:
     """A ByteGroup over gloo.
 
-    Any error ends it, since gloo aborts a process that receives too many or too few bytes.
-    Gloo's sockets have no authentication. They are bound to one address, which is loopback if the run is on
-    one host.
+    Any error ends it, since gloo aborts a process that receives too many or too few bytes. Gloo's sockets
+    have no authentication. They are bound to one address, which is loopback if the run is on one host.
     """
 
     def __init__(self, transport: Transport, member: Member, store: GroupStore) -> None:
@@ -63,7 +62,7 @@ class GlooGroup:
     def broadcast(
         self, flat: FlatWeights, names: Collection[str], stops: Callable[[], bool]
     ) -> int:
-        """See ByteGroup."""
+        """Broadcast tensors, as ByteGroup.broadcast does."""
         options = _distributed.BroadcastOptions()
         options.rootRank = 0
         under_way: deque[Any] = deque()
@@ -83,6 +82,6 @@ class GlooGroup:
         return size
 
     def close(self) -> None:
-        """See ByteGroup."""
+        """Leave the group, as ByteGroup.close does."""
         with contextlib.suppress(RuntimeError):
             self._group.abort()

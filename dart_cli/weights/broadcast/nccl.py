@@ -72,13 +72,13 @@ class NcclGroup:
     def broadcast(
         self, flat: FlatWeights, names: Collection[str], stops: Callable[[], bool]
     ) -> int:
-        """See ByteGroup."""
+        """Broadcast tensors, as ByteGroup.broadcast does."""
         buckets = list(ranges(flat.layout, names, BUCKET_BYTES))
         self._call(lambda: self._broadcast(flat.data, buckets, stops), STALL_S)
         return sum(end - begin for begin, end in buckets)
 
     def close(self) -> None:
-        """See ByteGroup."""
+        """Leave the group, as ByteGroup.close does."""
         self._work.put(None)
         with self._lock:
             self._is_closed = True
@@ -94,6 +94,7 @@ class NcclGroup:
             del item  # which holds the weights
 
     def _join(self) -> None:
+        """Make the group and the buckets; broadcast one byte, since NCCL connects at its first call."""
         member = self._member
         accelerator.set_device_index(self._device)
         group = accelerator.nccl_group(self._store, member.rank, member.size)
@@ -112,6 +113,7 @@ class NcclGroup:
     def _broadcast(
         self, data: torch.Tensor, buckets: Sequence[tuple[int, int]], stops: Callable[[], bool]
     ) -> None:
+        """Broadcast byte ranges of `data` from rank 0, one bucket after the other. Raises WeightsError."""
         options = _distributed.BroadcastOptions()
         options.rootRank = 0
         sends = self._member.rank == 0
@@ -121,6 +123,7 @@ class NcclGroup:
         under_way: dict[int, tuple[Any, int, int]] = {}
 
         def finish(slot: int) -> None:
+            """Wait until the bucket in a slot is transferred; a receiver then copies it into `data`."""
             if slot not in under_way:
                 return
             event, begin, end = under_way.pop(slot)

@@ -58,7 +58,7 @@ ASK_AGAIN_S = 0.1
 """Least time between two requests for one version. It matters if the trainer does not hold them: two
 workers with one name replace each other's requests."""
 MOST_REFUSED = 3
-"""Versions in a row that may fail to come before the error suggests another channel."""
+"""Number of versions in a row that did not arrive, from which on the error suggests another channel."""
 
 
 class BroadcastReceiver:
@@ -91,17 +91,18 @@ class BroadcastReceiver:
         return "" if self._group is None else self._group.name
 
     async def prepare(self, policy_version: int) -> None:
-        """Receive the trainer's newest version, if that is `policy_version` or later."""
+        """Receive the newest version if it is `policy_version` or later; an error is only logged."""
         try:
             await self._receive(policy_version)
         except (WeightsError, BusError) as error:
             log.info("v%d did not come from the trainer yet: %s", policy_version, error)
 
     async def receive(self, path: Path, policy_version: int, digest: str) -> ReceivedWeights:
-        """Return the announced version or a later one; the announced one from disk if the trainer sends none.
+        """Return the announced version, or a later one that the trainer sends instead.
 
-        After `MOST_BROKEN` broadcasts in a row that broke off, files are tried first, and only `prepare`
-        tries whether a broadcast arrives again. Raises WeightsError.
+        If the trainer sends none, the announced version is read from disk. After `MOST_BROKEN` broadcasts
+        in a row that broke off, files are tried first, and only `prepare` tries whether a broadcast arrives
+        again. Raises WeightsError.
         """
         is_on_disk = partial(_is_whole, path, policy_version, digest)
         if self._broken >= MOST_BROKEN and await asyncio.to_thread(is_on_disk):
@@ -241,7 +242,7 @@ def _is_whole(path: Path, policy_version: int, digest: str) -> bool:
 
 
 class Mirror:
-    """A worker's own copy of the newest version that it received; a CheckedSet.
+    """A worker's own copy of the newest version that it received; it is a CheckedSet.
 
     Only one thread at a time may call it. It is a directory with manifest.json and model.safetensors, the
     latter in shared memory if it fits. Broadcasts change it in place, and engines load it like a published
@@ -259,7 +260,7 @@ class Mirror:
         self._empty()
 
     def reserve(self, manifest: Manifest) -> None:
-        """Allocate files for `manifest`, unless the present ones fit. Raises WeightsError."""
+        """Allocate the file for `manifest`, unless the present one fits. Raises WeightsError."""
         if self._flat is None or self._flat.layout != layout_of(manifest.tensors):
             self.change(manifest)
 
@@ -279,10 +280,10 @@ class Mirror:
                 self._flat = FlatWeights.in_file(manifest.tensors, file)
                 self._storage.sweep()
         except OSError as error:
-            raise self._no_room(error) from None
+            raise self._disk_error(error) from None
         return self._flat
 
-    def _no_room(self, error: OSError) -> WeightsError:
+    def _disk_error(self, error: OSError) -> WeightsError:
         return WeightsError(f"{self.directory} has no room for weights: {error}")
 
     def complete(self, manifest: Manifest, version: KnownVersion) -> None:
@@ -291,7 +292,7 @@ class Mirror:
             file = self.directory / MANIFEST
             file.write_text(manifest.text(), encoding="utf-8")
         except OSError as error:
-            raise self._no_room(error) from None
+            raise self._disk_error(error) from None
         self._manifest, self.version = manifest, version
 
     def lacks(self, manifest: Manifest) -> set[str]:
@@ -304,7 +305,10 @@ class Mirror:
         return {name for name, info in manifest.tensors.items() if present.get(name) != info}
 
     def load(self, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the tensors, which change with the next version. Raises WeightsError."""
+        """Return the tensors, as views of the copy, which change when the next version is received.
+
+        Raises WeightsError if there is no version, if they do not fit `expected`, or are not finite.
+        """
         if self.version is None or self._manifest is None or self._flat is None:
             raise WeightsError(f"{self.directory} holds no version")
         check_fit(self.directory, self._manifest, expected)

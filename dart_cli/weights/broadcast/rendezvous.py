@@ -2,7 +2,7 @@
 
     Rendezvous   the keys of the present group in the trainer's memory, bounded in number and size
     GroupStore   a torch.distributed store over these keys
-    over_bus     access of a worker to the keys: each call is a request to the trainer
+    over_bus     a worker's function to change the keys: each call is a request to the trainer
 
 The backends write a few hundred bytes for each process: its address, or NCCL's id. These are sent like all
 messages of the run, encrypted by CURVE if the run has keys, so that an outsider can neither read nor insert
@@ -37,14 +37,15 @@ _distributed: Any = torch.distributed  # whose type stubs lack most of what is u
 _Store: Any = _distributed.Store
 
 ChangeKeys = Callable[[Mapping[str, bytes], Mapping[str, int], Sequence[str]], dict[str, bytes]]
-"""Stores values, adds to counters, looks up keys: Rendezvous.change for one group. Raises BusError."""
+"""A function that stores values, adds to counters and looks up keys, as Rendezvous.change does for one group.
+It raises BusError."""
 
 
 class Rendezvous:
     """The keys of one group at a time. Any thread may call it."""
 
     def __init__(self) -> None:
-        """Open no group yet."""
+        """Begin without a group; `open` opens one."""
         self._group = ""
         self._values: dict[str, bytes] = {}
         self._lock = threading.Lock()
@@ -77,6 +78,7 @@ class Rendezvous:
             return {k: self._values[k] for k in (*added, *keys) if k in self._values}
 
     def _set(self, key: str, value: bytes) -> None:
+        """Store a value. Raises ProtocolError beyond the bounds of the keys."""
         is_new = key not in self._values
         if (
             len(key) > MOST_KEY_CHARS
@@ -90,10 +92,10 @@ class Rendezvous:
 def over_bus(
     train: RequestClient, loop: asyncio.AbstractEventLoop, group: str, deadline: float
 ) -> ChangeKeys:
-    """Return the access of a worker to the keys of `group`.
+    """Return the function by which a worker stores, adds to and looks up the keys of `group`.
 
-    It is for a thread beside `loop`, the event loop of the client `train`. Each call ends by `deadline`
-    (time.monotonic).
+    It may be called in any thread but the one of `loop`, the event loop of the client `train`. Each call
+    ends by `deadline` (time.monotonic).
     """
 
     def change(
@@ -163,6 +165,7 @@ class GroupStore(_Store):  # type: ignore[misc]
         return False
 
     def _waited(self, keys: Sequence[str], timeout: timedelta | None) -> dict[str, bytes]:
+        """Wait until all keys have values, and return these. Raises RuntimeError."""
         if self._is_sealed:
             raise RuntimeError("the group is made, and its store is closed")
         deadline = self._deadline
