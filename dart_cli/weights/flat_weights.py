@@ -218,7 +218,7 @@ def _mapped(layout: Layout, file: Path, *, shared: bool) -> torch.Tensor:
 class TensorStream:
     """The tensors of a version, one after another. A channel reads it once.
 
-    Tensors on a GPU are read after all work that is queued, at the call of `begin`, on the current CUDA
+    Tensors on a GPU are read after all work that is queued, at the call of `begin`, on the current
     stream.
     """
 
@@ -263,7 +263,7 @@ class TensorCopy:
 
 
 class _DeviceCopies:
-    """Copies from one GPU to pinned memory, on a separate CUDA stream."""
+    """Copies from one GPU to pinned memory, on a separate stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = accelerator.new_stream(device)
