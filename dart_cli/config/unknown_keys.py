@@ -154,9 +154,9 @@ def words_page() -> str:
     lines = [
         "# Your words, our keys",
         "",
-        "This page gives dart's names for the options of TRL, verl, prime-rl, gymnasium and others. The error for",
-        "an unknown key gives the same answer: `train.lr` for `learning_rate`, in any section. All keys of dart",
-        "are in the [configuration](config.md). `python -m dart_cli.cli.reference` writes this page.",
+        "This page gives dart's names for the options of TRL, verl, prime-rl, gymnasium and others. The error for an",
+        "unknown key gives the same answer: `train.lr` for `learning_rate`, in any section. All keys of dart are in the",
+        "[configuration](config.md). `python -m dart_cli.cli.reference` writes this page.",
     ]
     for subject in dict.fromkeys(word.subject for word in WORDS):
         lines += ["", f"## {subject}", "", "| option | of | in dart |", "| --- | --- | --- |"]
