@@ -154,13 +154,12 @@ def words_page() -> str:
     lines = [
         "# Your words, our keys",
         "",
-        "If you come from TRL, verl, prime-rl or gymnasium: here are dart's names for the options of these",
-        "tools. The error for an unknown key suggests the same: `train.lr` for `learning_rate`, in any section.",
-        "All keys are in the [configuration](config.md). This page is made from the code",
-        "(`python -m dart_cli.cli.reference`), and a test compares them.",
+        "This page gives dart's names for the options of TRL, verl, prime-rl, gymnasium and others. The error for an",
+        "unknown key gives the same answer: `train.lr` for `learning_rate`, in any section. All keys of dart are in the",
+        "[configuration](config.md). `python -m dart_cli.cli.reference` writes this page.",
     ]
     for subject in dict.fromkeys(word.subject for word in WORDS):
-        lines += ["", f"## {subject}", "", "| there | of | here |", "| --- | --- | --- |"]
+        lines += ["", f"## {subject}", "", "| option | of | in dart |", "| --- | --- | --- |"]
         for word in WORDS:
             if word.subject == subject:
                 theirs = ", ".join(map(_their_name, word.theirs))
