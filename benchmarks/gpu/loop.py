@@ -27,7 +27,7 @@ NAME = "UI-TARS-1.5-7B"
 
 
 def loop(settings: Settings) -> Found:
-    """Three updates of adapters on every layer, with the parity gate on."""
+    """Three updates of adapters on every layer, with the log-probability check on."""
     shutil.rmtree(settings.scratch / "shards", ignore_errors=True)  # the memory is needed
     began = time.monotonic()
     updates = 1 if settings.tiny else UPDATES

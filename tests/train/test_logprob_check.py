@@ -1,4 +1,4 @@
-"""The parity gate stops a run whose engine and trainer disagree, and none other."""
+"""The log-probability check stops a run whose engine and trainer disagree, and none other."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ CHANGES: dict[str, dict[str, object]] = {
     "default": {},
     "KL": {"kl_beta": 0.1},
     "frozen tower": {"freeze_vision": True},
-    "stopped by the parity gate": {"parity_every": 1},
+    "stopped by the log-probability check": {"parity_every": 1},
 }
 
 
