@@ -142,20 +142,40 @@ def test_the_table_of_sections_is_whole() -> None:
     assert sorted(told) == sorted(Config.model_fields)
 
 
-def test_the_way_of_the_data_counts_files_that_exist() -> None:
+def way_of_the_data() -> str:
+    """Return the section of docs/architecture.md that lists the way of the data."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    part = text.split("## The way of the data, file by file")[1].split("\n## ")[0]
-    rows = [line.split("|")[1:-1] for line in part.splitlines() if line.startswith("| ")][1:]
-    counted = 0
-    for _, way, number, beside in rows:
-        files = re.findall(r"`([\w/]+\.py)`", way)
-        assert len(files) == int(number), way
-        assert all((ROOT / file).is_file() for file in files), way
-        counted += len(files)
-        for names, folder in re.findall(r"((?:`[\w./]+`(?:, | and )?)+) of `([\w/]+/)`", beside):
+    return text.split("## The way of the data, file by file")[1].split("\n## ")[0]
+
+
+def files_on_the_way() -> dict[str, list[str]]:
+    """Return the files of each of the section's numbered lists, by the heading of the list."""
+    head, *lists = way_of_the_data().split("\n### ")
+    assert not re.search(r"^\d+\. ", head, re.MULTILINE), "a list has no heading"
+    return {
+        part.partition("\n")[0]: re.findall(r"^\d+\. `([\w/]+\.py)`", part, re.MULTILINE)
+        for part in lists
+    }
+
+
+def test_the_way_of_the_data_counts_files_that_exist() -> None:
+    lists = files_on_the_way()
+    assert len(lists) == 5
+    for heading, files in lists.items():
+        assert heading.endswith(f": {len(files)} files")
+        assert [file for file in files if not (ROOT / file).is_file()] == []
+    items = re.findall(r"^\d+\. ", way_of_the_data(), re.MULTILINE)
+    assert len(items) == sum(len(files) for files in lists.values()), "an item has no file"
+
+
+def test_the_files_beside_the_way_of_the_data_exist() -> None:
+    beside = re.findall(r"^Beside: (.*?)\n\n", way_of_the_data() + "\n\n", re.MULTILINE | re.DOTALL)
+    assert len(beside) == 4
+    for text in beside:
+        for part in " ".join(text.split()).rstrip(".").split("; "):
+            names, _, folder = part.rpartition(" of ")
             for name in re.findall(r"`([\w./]+)`", names):
-                assert (ROOT / folder / name).exists(), f"{folder}{name}"
-    assert f"{counted} files in four processes" in part
+                assert (ROOT / folder.strip("`") / name).exists(), f"{name} of {folder}"
 
 
 def headings(page: Path) -> set[str]:
@@ -184,9 +204,6 @@ def test_the_bus_page_has_the_present_protocol_version() -> None:
 
 
 def test_the_way_of_the_data_has_as_many_files_as_the_page_counts() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    table = text.partition("| process | the sampled tokens")[2].partition("\n\n")[0]
-    rows = [row.split("|") for row in table.splitlines()[2:]]
-    named = {path for row in rows for path in re.findall(r"`([\w/]+\.py)`", row[2])}
-    assert sum(int(row[3]) for row in rows) == len(named)
-    assert f"gradient: {len(named)} files in four processes" in text
+    named = {file for files in files_on_the_way().values() for file in files}
+    assert sum(len(files) for files in files_on_the_way().values()) == len(named)
+    assert f"gradient: {len(named)} files in four processes" in way_of_the_data()
