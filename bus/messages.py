@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from bus.packed import Float64s, Int32s, IntArray, Packed, PromptIds
 from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
 
-PROTOCOL_VERSION = 18
+PROTOCOL_VERSION = 19
 """Version of the messages; messages of other versions are refused. Raise it with every change of a field or
 its meaning."""
 
@@ -471,7 +471,7 @@ class JoinRequest(Request):
     host: str
     folder: str  # its working directory, to which paths are relative
     settings: dict[str, Any]  # section.key -> JSON value, for keys that are not at their defaults
-    given: list[str] = []  # keys that --set changed; the others are in its file
+    set_keys: list[str] = []  # keys that --set changed; the others are in its file
     is_first: bool = True  # False if an earlier data service accepted them; then none is refused
     is_supervised: bool = False  # `dart up` started it; keys that it does not read are not refused
     is_forced: bool = False  # it has --force; nothing is refused

@@ -62,7 +62,7 @@ class ScoredTokens(Message):
     engine: Float64s  # [N], the engine's log-probabilities, nats
     trainer: Float64s  # [N], the trainer's log-probabilities, nats
     versions: Int32s  # [N], version that sampled the token; -1 if there is no single one
-    seen: Int32s  # [N], number of screens in the prompt: 0, 1, or 2 for more
+    screens: Int32s  # [N], number of screens in the prompt: 0, 1, or 2 for more
     places: Int32s  # [N], index of its completion in `steps`
     indices: Int32s  # [N], index of the token in its completion
     steps: list[str]  # names of the completions

@@ -185,8 +185,10 @@ class Snapshot(Part):
     policy_version: int  # newest published; -1 before the first
     updates: int  # batches in the weights
     updates_total: int  # train.updates, at which the run ends
-    played: int = 0  # trajectories that have ended, whatever their outcome
-    max_trajectories: int = 0  # number of `played` at which the run ends; 0 for no limit
+    ended_trajectories: int = 0  # trajectories that have ended, whatever their outcome
+    max_trajectories: int = (
+        0  # number of `ended_trajectories` at which the run ends; 0 for no limit
+    )
     max_minutes: float = 0.0  # minutes of `run_s` at which the run ends; 0 for no limit
     stop: StopView | None = None  # None without train.stop_at
     processes: list[ProcessView] = []

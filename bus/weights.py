@@ -79,7 +79,7 @@ class RendezvousRequest(Request):
     group: str  # its name, from TransferReply
     values: dict[str, bytes] = {}  # to store
     added: dict[str, Integer] = {}  # to add to counters; the reply has the sums
-    wanted: list[str] = []  # keys whose values are requested
+    keys: list[str] = []  # keys whose values are requested
 
 
 class TransferReply(Reply):

@@ -102,7 +102,7 @@ class Overview:
             policy_version=newest,
             updates=ledger.updates,
             updates_total=self._config.train.updates,
-            played=ledger.trajectories,
+            ended_trajectories=ledger.trajectories,
             max_trajectories=self._config.train.max_trajectories,
             max_minutes=self._config.train.max_minutes,
             stop=self._stop(),

@@ -89,7 +89,7 @@ class RunSettings:
 
     def _is_superseded(self, request: JoinRequest, key: str) -> bool:
         """Return True if the process neither reads nor set a key that the data service's --set changed."""
-        is_set = is_overridden(key, request.given)
+        is_set = is_overridden(key, request.set_keys)
         return not (_reads(request, key) or is_set) and is_overridden(key, self._set_keys)
 
     # --- what is refused --------------------------------------------------------------------

@@ -242,7 +242,7 @@ def _task(
                 action=edge.action,
                 text=edge.text,
                 name=edge.element.name if goal.steps else "",
-                told=spoken(edge),
+                words=spoken(edge),
             )
             for edge in path
         ],

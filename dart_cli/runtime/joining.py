@@ -36,7 +36,7 @@ class Joining:
             host=settings.host,
             folder=settings.folder,
             settings=dict(settings.changed),
-            given=list(start.set_keys),
+            set_keys=list(start.set_keys),
             is_supervised=start.is_supervised,
             is_forced=start.is_forced,
         )

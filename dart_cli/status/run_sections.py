@@ -149,7 +149,12 @@ def _limits(snapshot: Snapshot) -> list[tuple[float, str]]:
         (updates / max(1, total), f"update {updates}/{total}"),
     ]
     if limit := snapshot.max_trajectories:
-        limits.append((snapshot.played / limit, f"trajectory {snapshot.played}/{limit}"))
+        limits.append(
+            (
+                snapshot.ended_trajectories / limit,
+                f"trajectory {snapshot.ended_trajectories}/{limit}",
+            )
+        )
     return limits
 
 
@@ -165,7 +170,9 @@ def _time_left(snapshot: Snapshot) -> str:
     if rates.updates:
         seconds_left.append(60 * (snapshot.updates_total - snapshot.updates) / rates.updates)
     if snapshot.max_trajectories and rates.trajectories:
-        seconds_left.append(60 * (snapshot.max_trajectories - snapshot.played) / rates.trajectories)
+        seconds_left.append(
+            60 * (snapshot.max_trajectories - snapshot.ended_trajectories) / rates.trajectories
+        )
     if snapshot.max_minutes:
         seconds_left.append(60 * snapshot.max_minutes - snapshot.run_s)
     if not seconds_left:

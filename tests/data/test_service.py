@@ -404,7 +404,7 @@ async def test_the_run_ends_after_its_trajectories_of_any_outcome_and_stays_over
         await client.play_group(MIXED)
         await client.play(0, "fail")
         seen = await client.snapshot()
-        assert (seen.played, seen.max_trajectories, seen.stopping) == (5, 6, False)
+        assert (seen.ended_trajectories, seen.max_trajectories, seen.stopping) == (5, 6, False)
         lease = await client.must_lease(0)
         await client.tell(trajectory_end(lease.trajectory_id, 0, "invalid"))
         reply = await client.lease(0)
@@ -462,7 +462,7 @@ async def test_what_is_ready_after_the_last_trajectory_is_trained_on_while_a_tra
         for _ in range(2):
             await client.play_group(MIXED)
         seen = await client.snapshot()
-        assert (seen.played, seen.stopping) == (played, False)
+        assert (seen.ended_trajectories, seen.stopping) == (played, False)
         assert await train(client, 0) == 1
         await client.until(lambda state: state.stopping)
         await followed(running)

@@ -59,7 +59,7 @@ class Run:
                 "host": mine.host,
                 "folder": mine.folder,
                 "settings": dict(mine.changed),
-                "given": [each.partition("=")[0] for each in overrides],
+                "set_keys": [each.partition("=")[0] for each in overrides],
             }
             | how,
         )
@@ -152,8 +152,8 @@ def test_a_set_of_the_process_that_reads_a_key_supersedes_the_file_of_the_others
 
 def test_a_file_that_was_edited_between_two_starts_is_as_a_set(run: Run) -> None:
     with pytest.raises(ConfigError, match=r"dart data does, and has 8, not 4.*or the same file"):
-        run.join("train", "data.group_size=4", given=[])
-    [line] = run.join("train", "train.lr=1e-4", given=[])
+        run.join("train", "data.group_size=4", set_keys=[])
+    [line] = run.join("train", "train.lr=1e-4", set_keys=[])
     assert "train.lr = 0.0001" in line
 
 

@@ -57,7 +57,7 @@ def test_no_participle_stands_alone_as_a_name(part: str) -> None:
         f"{relative(path)}:{line}: {name}"
         for path in sorted((ROOT / part).rglob("*.py"))
         for name, line in definitions(ast.parse(path.read_text(encoding="utf-8")))
-        if name.strip("_").lower() in PARTICIPLES
+        if name.strip("_") in PARTICIPLES
     ]
     assert misnamed == []
 

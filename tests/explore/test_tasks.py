@@ -141,7 +141,7 @@ def test_the_hint_is_the_step_in_words_and_a_way_off_the_path_has_none(
     env.reset(seed=0, options={"task": suite.tasks[task.id]})
     is_over = False
     while not is_over:
-        phrases = [step.told for step in task.path if step.screen == env.state().id]
+        phrases = [step.words for step in task.path if step.screen == env.state().id]
         assert env.oracle_hint() in phrases
         _, reward, is_over, _, _ = env.step(env.oracle_action())
         while env._rest:

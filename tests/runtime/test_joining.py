@@ -125,7 +125,7 @@ def test_how_a_process_was_started_is_sent(
     async def main(_name: str, _stop: asyncio.Event) -> None:
         async with Requester(Endpoints(run_dir).address(DATA)) as requester:
             sent = Joining(config, "train", "train", requester)._request
-        assert sent.given == ["run.dir", "train.lr"]
+        assert sent.set_keys == ["run.dir", "train.lr"]
         assert (sent.is_supervised, sent.is_forced) == (supervised, True)
 
     assert role.run_role("train", config, main, force=True, overrides=given) == 0

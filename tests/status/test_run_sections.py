@@ -218,7 +218,7 @@ def test_the_line_says_how_far_the_run_is_from_its_stop() -> None:
 
 
 def test_a_run_is_as_far_as_what_ends_it_first() -> None:
-    bounded = {"max_minutes": 100.0, "played": 300, "max_trajectories": 400}
+    bounded = {"max_minutes": 100.0, "ended_trajectories": 300, "max_trajectories": 400}
     assert "1:02:05 of 1:40:00  update 7/20  trajectory 300/400" in progress_line(
         snapshot(**bounded)
     )
@@ -226,7 +226,7 @@ def test_a_run_is_as_far_as_what_ends_it_first() -> None:
         ({}, round(0.35 * 24)),
         ({"max_minutes": 100.0}, round(0.62 * 24)),
         (bounded, round(0.75 * 24)),
-        ({**bounded, "played": 999}, 24),
+        ({**bounded, "ended_trajectories": 999}, 24),
     ):
         console = Console(
             file=io.StringIO(), width=200, color_system="standard", force_terminal=True

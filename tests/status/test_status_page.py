@@ -166,7 +166,7 @@ def test_all_rates_have_one_unit() -> None:
     [
         ({}, "about 2:10 left"),  # 13 updates, six of them a minute
         ({"max_minutes": 63.0}, "about 0:55 left"),
-        ({"max_trajectories": 300, "played": 120}, "about 1:30 left"),
+        ({"max_trajectories": 300, "ended_trajectories": 120}, "about 1:30 left"),
         ({"stop": StopView(at=0.9)}, "at most 2:10 left"),
         ({"rates": {**snapshot().rates.model_dump(), "updates": 0.0}}, ""),
         ({"stopping": True, "reason": "all done"}, ""),

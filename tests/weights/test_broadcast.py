@@ -418,7 +418,7 @@ async def test_requests_that_make_no_sense_are_refused(run_dir: Path) -> None:
         assert mine.group
         for wrong in (
             ask,
-            RendezvousRequest(group="of before", wanted=["0/0"]),
+            RendezvousRequest(group="of before", keys=["0/0"]),
             RendezvousRequest(group=mine.group, values={"a": bytes(1 << 20)}),
             RendezvousRequest(group=mine.group, values=keys),
         ):

@@ -57,7 +57,7 @@ class Rendezvous:
 
     def answer(self, request: RendezvousRequest) -> RendezvousReply:
         """Answer a worker's request. Raises ProtocolError for another group, and beyond the bounds."""
-        values = self.change(request.group, request.values, request.added, request.wanted)
+        values = self.change(request.group, request.values, request.added, request.keys)
         return RendezvousReply(values=values)
 
     def change(
@@ -102,7 +102,7 @@ def over_bus(
         values: Mapping[str, bytes], added: Mapping[str, int], keys: Sequence[str]
     ) -> dict[str, bytes]:
         request = RendezvousRequest(
-            group=group, values=dict(values), added=dict(added), wanted=list(keys)
+            group=group, values=dict(values), added=dict(added), keys=list(keys)
         )
         seconds = max(0.01, min(ASK_S, deadline - time.monotonic()))
         future = asyncio.run_coroutine_threadsafe(train.request(request, seconds), loop)

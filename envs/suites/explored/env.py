@@ -121,7 +121,7 @@ class ExploredEnv:
     def oracle_hint(self) -> str:
         """Return the next step of the task's path in words; empty beside the path and within a step."""
         try:
-            return "" if self._rest else self._next()[0].told
+            return "" if self._rest else self._next()[0].words
         except EnvError:
             return ""
 
@@ -136,10 +136,12 @@ class ExploredEnv:
                         continue
                     if step.name not in ("", element.name):
                         raise EnvError(
-                            f"{task.id}: {step.told}: it is called {element.name!r} here"
+                            f"{task.id}: {step.words}: it is called {element.name!r} here"
                         )
                     return step, element
-                raise EnvError(f"{task.id}: {step.told or step.action}: nothing is at {step.place}")
+                raise EnvError(
+                    f"{task.id}: {step.words or step.action}: nothing is at {step.place}"
+                )
         raise EnvError(f"{task.id}: no way is known from this screen ({here[:8]})")
 
     # --- Explorable ----------------------------------------------------------------------------

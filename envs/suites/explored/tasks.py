@@ -35,7 +35,7 @@ class PathStep(_Stored):
     action: Operation
     text: str = ""  # that `type` types
     name: str = ""  # that the element must have, if the instruction names it
-    told: str = ""  # the step in words, e.g. click the "Save" button
+    words: str = ""  # the step in words, e.g. click the "Save" button
 
 
 class ExploredTask(_Stored):
