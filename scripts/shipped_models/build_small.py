@@ -4,9 +4,6 @@
     .venv/bin/python -m scripts.shipped_models.reading.corpus --out runs/corpus --rendered 3000 --scale 1.5
     .venv/bin/python -m scripts.shipped_models.reading.corpus --out runs/corpus --rendered 400 --pages 5 --held-out
     .venv/bin/python scripts/shipped_models/build_small.py --corpus runs/corpus --out runs/small-base
-    ... --only fonts                                       # this stage again
-    ... --demonstrations 1       # the second base, which has also seen the oracles' whole episodes;
-                                 # its corpus wants --demonstrations 100, and 4 with --held-out
 
 Five stages, each of which begins with the weights of the one before:
 
@@ -88,9 +85,6 @@ STEPS = 0.15
 """Share of the questions with steps before them."""
 
 SQUARE, PAGE = (126, 126), (160, 210)
-HEADS_S = 120.0
-"""CPU seconds in which the dense heads alone are trained, where weights are given."""
-
 FIRST_TEST = 1_000_000_000
 """Seeds of drawn screens from here on are for tests."""
 
@@ -176,7 +170,6 @@ CORPUS = {
     "rendered 1": ("rendered", "train-1-*", ASKED),
     "rendered 1.5": ("rendered", "train-1.5-*", ASKED),
     "pages 1": ("pages", "*-1-*", 6),
-    "demonstrations 1": ("demonstrations", "*-1-*", 2),
 }
 """Source -> folder of the corpus, names of shards, most questions about what is in sight."""
 
@@ -185,7 +178,6 @@ CORPUS_TESTS = {
     "Chromium, unseen font": ("rendered-test", "font-1-*", ASKED),
     "Chromium, unseen size": ("rendered-test", "size-1-*", ASKED),
     "pages, unseen seeds": ("pages-test", "*-1-*", 4),
-    "demonstrations, unseen seeds": ("demonstrations-test", "*-1-*", 0),
 }
 """The same of tests."""
 
@@ -247,10 +239,10 @@ def tests_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Sequence[Rea
     }
 
 
-def stages_of(hours: float, demonstrations: float) -> list[Stage]:
-    """Return the stages of a build of this many CPU hours, and hours of demonstrations where there are some."""
+def stages_of(hours: float) -> list[Stage]:
+    """Return the stages of a build of this many CPU hours."""
     second = hours * 3600 / 100
-    stages = [
+    return [
         Stage(
             "letters",
             4 * second,
@@ -311,25 +303,6 @@ def stages_of(hours: float, demonstrations: float) -> list[Stage]:
             told=["unseen words, many fonts", "mini", "typing", "spelling", *CORPUS_TESTS],
         ),
     ]
-    if demonstrations:
-        last = Stage(
-            "demonstrations",
-            demonstrations * 3600,
-            {
-                "demonstrations 1": 0.45,
-                "rendered 1": 0.2,
-                "pages 1": 0.05,
-                "drawn many 126": 0.12,
-                "mini": 0.04,
-                "typing": 0.06,
-                "spelling": 0.08,
-            },
-            rate=0.2,
-            falls=True,
-            told=["demonstrations, unseen seeds", "Chromium, unseen words", "typing", "spelling"],
-        )
-        stages.append(last)
-    return stages
 
 
 def finish(trainer: Trainer, policy: LoadedPolicy, build: dict[str, Any], out: Path) -> None:
@@ -361,16 +334,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hours", type=float, default=2.0, help="CPU hours of training")
-    parser.add_argument("--only", metavar="STAGE", help="train this stage alone")
-    parser.add_argument("--after", metavar="STAGE", help="with --only: from the end of this one")
-    parser.add_argument("--weights", help="begin with the weights of this folder instead")
-    parser.add_argument(
-        "--demonstrations",
-        type=float,
-        default=0.0,
-        metavar="HOURS",
-        help="hours of a last stage that learns the oracles' episodes: the second base",
-    )
     parser.add_argument("--corpus", type=Path, required=True, help="folder of Chromium's screens")
     parser.add_argument("--out", type=Path, required=True, help="folder of the build")
     arguments = parser.parse_args()
@@ -379,10 +342,10 @@ def main() -> None:
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     start = arguments.out / "start"
-    if not arguments.weights and not (start / "config.json").is_file():
+    if not (start / "config.json").is_file():
         tokenizer = tiny.build_tokenizer(SMALL_WORDS, tiny.spelling(SMALL_WORDS))
         tiny.save(start, *tiny.build_tiny(arguments.seed, SIZES, tokenizer), {})
-    policy = load_policy(arguments.weights or start)
+    policy = load_policy(start)
     print(sum(p.numel() for p in policy.model.parameters()), "parameters", flush=True)
     trainer = Trainer(
         policy,
@@ -391,16 +354,7 @@ def main() -> None:
         tests_of(policy.images, arguments.corpus),
         seed=arguments.seed,
     )
-    stages = stages_of(arguments.hours, arguments.demonstrations)
-    names = [stage.name for stage in stages]
-    begun = (arguments.out / f"state-{arguments.only or names[0]}.pt").is_file()
-    if arguments.only:
-        at = names.index(arguments.only)
-        stages = stages[at : at + 1]
-        if at and not begun and not arguments.weights:
-            trainer.load(arguments.after or names[at - 1])
-    if arguments.weights and not begun:
-        trainer.warm_heads(stages[0].draws, HEADS_S)
+    stages = stages_of(arguments.hours)
     for stage in stages:
         for line in trainer.run(stage):
             print(line, flush=True)

@@ -1,8 +1,6 @@
 """Build the base checkpoint of the tiny policy from scratch: single-step grounding, nothing else.
 
     .venv/bin/python scripts/shipped_models/build_tiny.py --seed 0 --seconds 300 --out /tmp/base-0
-    .venv/bin/python scripts/shipped_models/build_tiny.py --hidden 512 --layers 8 --heads 8 --mlp 512 \
-        --rate 1e-3 --batch 8 --seconds 1200 --out /tmp/base-wide
 
 Each screen is one sequence: the image, then its questions, each of which sees the image and
 itself alone (a block mask, and positions that start anew), so that a question is trained exactly
@@ -52,6 +50,12 @@ HELDOUT = 5_000_000
 """Grounding seeds from here on are never trained on."""
 
 TEST_SCREENS = 512
+
+BATCH = 24
+"""Screens of an update."""
+
+RATE = 2e-3
+"""Peak learning rate."""
 
 SPREAD = 0.35
 """Standard deviation of a target click, in half sides of the widget; cut off at 0.85."""
@@ -383,8 +387,6 @@ def train(
     *,
     seed: int,
     seconds: float,
-    rate: float,
-    batch: int,
 ) -> Iterator[str]:
     """Train in place for `seconds` of CPU time; yields a line of progress now and then.
 
@@ -393,15 +395,15 @@ def train(
     model = policy.model
     packer = Packer(policy.tokenizer, policy.image_token_id, policy.images.merge)
     rng = Random(f"base/{seed}")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.01)
     started = time.process_time()
     last_line, step, running = 0.0, 0, 0.0
     while (spent := time.process_time() - started) < seconds:
         progress = spent / seconds
         for group in optimizer.param_groups:
-            group["lr"] = rate * learning_rate(step, progress)
+            group["lr"] = RATE * learning_rate(step, progress)
         model.train()
-        sheets = [draw(rng, progress) for _ in range(batch)]
+        sheets = [draw(rng, progress) for _ in range(BATCH)]
         loss = packer.loss(model, packer.pack(sheets, rng))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -461,48 +463,18 @@ def kind_of(text: str) -> str:
     return "click tab" if words[-1] == "tab" else " ".join(words)
 
 
-def calm(model: Any, sizes: tiny.TinySizes) -> None:
-    """Scale the initial values of a wider, deeper language model, in place; the default's stay.
-
-    A layer then adds as much to its input as one of the default's, and logits are as large.
-    """
-    default = tiny.TinySizes()
-    gain = (default.text_hidden / sizes.text_hidden) ** 0.5
-    depth = (default.text_layers / sizes.text_layers) ** 0.5
-    with torch.no_grad():
-        for name, parameter in model.model.language_model.named_parameters():
-            if parameter.ndim >= 2:
-                is_added = name.endswith(("o_proj.weight", "down_proj.weight"))
-                parameter.mul_(gain * (depth if is_added else 1.0))
-
-
 def main() -> None:
     """Build one checkpoint and say how good it is."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=300.0, help="CPU seconds of training")
-    parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
-    parser.add_argument("--batch", type=int, default=24, help="screens an update")
-    default = tiny.TinySizes()
-    parser.add_argument("--hidden", type=int, default=default.text_hidden)
-    parser.add_argument("--layers", type=int, default=default.text_layers)
-    parser.add_argument("--heads", type=int, default=default.text_heads)
-    parser.add_argument("--mlp", type=int, default=default.text_mlp)
     parser.add_argument("--start", help="go on from this folder instead of random values")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     if not arguments.start:
-        sizes = tiny.TinySizes(
-            text_hidden=arguments.hidden,
-            text_layers=arguments.layers,
-            text_heads=arguments.heads,
-            text_mlp=arguments.mlp,
-        )
-        model, tokenizer, processor = tiny.build_tiny(arguments.seed, sizes)
-        calm(model, sizes)
-        tiny.save(arguments.out, model, tokenizer, processor, {})
+        tiny.save(arguments.out, *tiny.build_tiny(arguments.seed), {})
     policy = load_policy(arguments.start or arguments.out)
     words = {word for text in INSTRUCTIONS for word in policy.tokenizer.tokenize(text)}
     print(f"{len(words)} distinct tokens in {len(INSTRUCTIONS)} instructions", flush=True)
@@ -516,23 +488,15 @@ def main() -> None:
         seed = rng.randrange(HELDOUT)
         return sheet(policy.images, seed, rng, clicks=5, idle=idle, extras=extras)
 
-    for line in train(
-        policy,
-        draw,
-        test,
-        seed=arguments.seed,
-        seconds=arguments.seconds,
-        rate=arguments.rate,
-        batch=arguments.batch,
-    ):
+    for line in train(policy, draw, test, seed=arguments.seed, seconds=arguments.seconds):
         print(line, flush=True)
     hits = evaluate(policy, test)
     build = {
         "script": "scripts/shipped_models/build_tiny.py",
         "seed": arguments.seed,
         "cpu_seconds": arguments.seconds,
-        "rate": arguments.rate,
-        "batch": arguments.batch,
+        "rate": RATE,
+        "batch": BATCH,
         "heldout_hit_rate": {kind: round(value, 4) for kind, value in sorted(hits.items())},
     }
     tiny.save(

@@ -30,6 +30,9 @@ MINI_CLICKS, MINI_IDLE = 5, 1
 """Questions about a screen of suite mini that a click answers, and that none does: those of
 scripts/shipped_models/build_tiny.py."""
 
+DESK = (448, 336)
+"""Size of a screen of a lettered application, in pixels."""
+
 WALK = 4
 """Most steps of a solution before a screen is taken."""
 
@@ -112,36 +115,34 @@ def read_app(app: App) -> ReadingCanvas:
     return canvas
 
 
-def mini_scene(seed: int, *, size: tuple[int, int] = (168, 168), idle: bool = True) -> Scene:
-    """Return a screen of suite mini; with `idle` also questions that no click answers, as in the tiny base.
+def mini_scene(seed: int) -> Scene:
+    """Return a screen of suite mini, with questions that a click answers and some that none does.
 
-    These are answered with any widget in sight, at random: what leads where is not for the base to know.
+    The latter are answered with any widget in sight, at random: what leads where is not for the base to know.
     """
-    screen = grounding_screen(seed, size)
+    screen = grounding_screen(seed)
     rng = Random(f"small/mini/{seed}")
     found = rng.sample(screen.questions, min(MINI_CLICKS, len(screen.questions)))
     asked = [Asked(text, "click({})", (_box(at),), "mini") for text, at in found]
-    if idle:
-        vain = rng.sample(screen.idle, min(MINI_IDLE, len(screen.idle)))
-        vain += [text for text, _ in screen.done]
-        asked += [
-            Asked(text, "click({})", (_box(rng.choice(screen.sights)),), "mini idle")
-            for text in vain
-        ]
-        asked.append(Asked("what screen", screen.kind, (), "mini screen"))
+    vain = rng.sample(screen.idle, min(MINI_IDLE, len(screen.idle)))
+    vain += [text for text, _ in screen.done]
+    asked += [
+        Asked(text, "click({})", (_box(rng.choice(screen.sights)),), "mini idle") for text in vain
+    ]
+    asked.append(Asked("what screen", screen.kind, (), "mini screen"))
     canvas = read_app(screen.app)
     things = _things(screen.app, canvas)
-    key = f"mini/{seed}/{size[0]}x{size[1]}"
+    key = f"mini/{seed}/168x168"
     return Scene(key, encode(canvas), tuple(canvas.glyphs), things, tuple(asked))
 
 
-def desk_scene(suite: Suite, seed: int, *, size: tuple[int, int] = (448, 336)) -> Scene:
+def desk_scene(suite: Suite, seed: int) -> Scene:
     """Return a screen of suite desk or apps, of a task that may be trained on."""
     rng = Random(f"small/{suite}/{seed}")
     made = _suite(suite)
     names = [task.id for task in made.tasks.values() if task.split == "train"]
     name = rng.choice(names)
-    width, height = size
+    width, height = DESK
     design = made.size
     scale = min(width / design[0], height / design[1], MAX_SCALE)
     of_task = Random(f"{name}/{seed}")  # so that the environment has the same screen

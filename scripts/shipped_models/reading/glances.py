@@ -18,20 +18,23 @@ from scripts.shipped_models.reading.scene import Asked, Scene
 BLANK, LINE = (42, 28), (98, 28)
 """Pixels."""
 
+TYPINGS = 5
+"""Questions about an empty picture."""
+
 KEY = 0.15
-"""Share of the questions about nothing that want a key."""
+"""Share of the questions about an empty picture that a key answers."""
 
 READING = ("what is written here", "read the text", "What does it say?", "read the word")
 COPYING = ("type the text that is shown", "copy the text", "type what is written here")
 
 
-def typing_scene(seed: int, held_out: bool = False, number: int = 5) -> Scene:
-    """Return an empty picture and so many things to type or press."""
+def typing_scene(seed: int, held_out: bool = False) -> Scene:
+    """Return an empty picture and TYPINGS instructions to type or press something."""
     key = f"typing/{seed}/{held_out}"
     rng = Random(key)
     pen = Pen(rng, BLANK, "one", held_out)
     asked = []
-    while len(asked) < number:
+    while len(asked) < TYPINGS:
         value = words.value(rng, held_out)
         if rng.random() < KEY:
             keys = rng.choice(list(say.KEYS))

@@ -10,10 +10,11 @@ import re
 from collections.abc import Sequence
 from random import Random
 
+from dart_cli.language.parsers.compact import NOTCHES
 from envs.contract.actions import Action, Click, Drag, KeyPress, Scroll, Type
 from envs.contract.base import Observation
 from scripts.shipped_models.reading import words
-from scripts.shipped_models.reading.answers import NOTCHES, Answer, Ask, load_safe, safe_box
+from scripts.shipped_models.reading.answers import Answer, Ask, load_safe, safe_box
 from scripts.shipped_models.reading.looking import look
 from scripts.shipped_models.reading.scene import Box, Thing
 

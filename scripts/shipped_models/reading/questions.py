@@ -29,17 +29,9 @@ SAME = 2
 """Most questions about a scene with the same answer."""
 
 
-def questions(
-    scene: Scene, rng: Random, most: int, held_out_words: bool | None = None
-) -> list[Asked]:
-    """Up to `most` questions about the scene.
-
-    `held_out_words` tells of which part the words are that are not on the screen; without, the
-    same as on it.
-    """
+def questions(scene: Scene, rng: Random, most: int) -> list[Asked]:
+    """Return up to `most` questions about the scene."""
     view = View(scene)
-    if held_out_words is not None:
-        view.held_out = held_out_words
     found: dict[str, Asked] = {}
     answered: Counter[tuple[str, tuple[Box, ...]]] = Counter()
     free = False

@@ -139,22 +139,6 @@ class Trainer:
             self._save(f"state-{stage.name}.pt", stage, done)
             self.save(self._folder / stage.name, {"stage": stage.name})
 
-    def warm_heads(self, draws: Mapping[str, float], seconds: float) -> None:
-        """Train the dense heads alone: they are thrown away, so weights that are given come without."""
-        model: Any = self._policy.model
-        stage, rng = Stage("heads", seconds, draws), Random(f"small/{self._seed}/heads")
-        optimizer = torch.optim.AdamW(self._heads.parameters(), lr=2e-3)
-        began = time.process_time()
-        while time.process_time() - began < seconds:
-            sheets = self._batch(stage, rng)
-            with torch.no_grad():
-                features = image_features(model, [sheet.image for sheet in sheets])
-            loss = self._dense_loss(features, sheets)
-            self._heads.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-        average(list(self._heads.parameters()), of_gradients=False)
-
     def save(self, folder: Path, build: dict[str, Any]) -> None:
         """Write the model as a Hugging Face folder."""
         policy = self._policy
@@ -162,29 +146,17 @@ class Trainer:
         model: Any = policy.model
         tiny.save(folder, model, policy.tokenizer, policy.images.processor, build)  # type: ignore[arg-type]
 
-    def load(self, name: str) -> None:
-        """Take the state of stage `name`. Raises UserError where there is none."""
-        path = self._folder / f"state-{name}.pt"
-        if not path.is_file():
-            raise UserError(
-                f"{path} is not there; train stage {name} first, or give --weights FOLDER"
-            )
-        self._take(torch.load(path, weights_only=True))
-
     def _restore(self, stage: Stage) -> float:
         path = self._folder / f"state-{stage.name}.pt"
         if not path.is_file():
             return 0.0
         state = torch.load(path, weights_only=True)
-        self._take(state)
-        return float(state["done"])
-
-    def _take(self, state: dict[str, Any]) -> None:
         self._policy.model.load_state_dict(state["model"])
         self._heads.load_state_dict(state["heads"])
         for (optimizer, _), kept in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
         self.total, self.step = state["total"], state["step"]
+        return float(state["done"])
 
     def _save(self, name: str, stage: Stage, done: float) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -220,7 +192,7 @@ class Trainer:
         for optimizer, _ in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        average(self._parameters)
+        average_gradients(self._parameters)
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
         for optimizer, _ in self._optimizers:
             optimizer.step()
@@ -298,21 +270,21 @@ def summed(value: float) -> float:
     return float(total)
 
 
-def average(parameters: Sequence[torch.nn.Parameter], *, of_gradients: bool = True) -> None:
-    """Take the mean of all processes for each gradient, or for each parameter itself."""
+def average_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Replace each gradient by its mean over the processes of the build."""
     if not dist.is_initialized():
         return
-    tensors = []
+    gradients = []
     for parameter in parameters:
-        if of_gradients and parameter.grad is None:
+        if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        gradient = parameter.grad
-        tensors.append(gradient if of_gradients and gradient is not None else parameter.detach())
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
+        gradients.append(parameter.grad)
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    for tensor, mean in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-        tensor.copy_(mean.view_as(tensor))
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, mean in zip(gradients, parts, strict=True):
+        gradient.copy_(mean.view_as(gradient))
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ from envs.contract.registry import load_suite, make_env
 from envs.suites.miniwob.env import MiniwobEnv
 from scripts.shipped_models.reading import words
 from scripts.shipped_models.reading.browser_screens import Canvas, rendered_scenes
-from scripts.shipped_models.reading.episode_screens import demonstrations, page_scenes
+from scripts.shipped_models.reading.page_screens import page_scenes
 from scripts.shipped_models.reading.scene import Asked, Glyph, Scene, Thing
 from scripts.shipped_models.reading.store import load, write_shard
 
@@ -127,11 +127,3 @@ def test_a_page_of_one_step_is_answered_by_what_solves_it(env: MiniwobEnv) -> No
     ]
     assert asked.answer == "click({})"
     assert name in held
-
-
-def test_demonstrations_tell_the_steps_before(env: MiniwobEnv) -> None:
-    steps = [scene.asked[0] for scene in demonstrations(env, "enter-text", range(4))]
-    typed = [step for step in steps if step.answer.startswith("type(")]
-    assert typed
-    assert all(step.answer[5:-1] in step.text for step in typed)
-    assert all(step.before for step in typed)
