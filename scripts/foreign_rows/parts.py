@@ -25,7 +25,7 @@ from envs.tools.textfiles import lines_of, why
 
 
 @dataclass
-class Found:
+class ForeignRows:
     """What some files have."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -35,8 +35,8 @@ class Found:
 
 def step_of(image: str, action: Action, thought: str = "", learned: bool = True) -> dict[str, Any]:
     """Return a step; the picture is named from the set's folder on."""
-    told = {"image": image, "action": action_to_dict(action), "thought": thought}
-    return told if learned else {**told, "learned": False}
+    step = {"image": image, "action": action_to_dict(action), "thought": thought}
+    return step if learned else {**step, "learned": False}
 
 
 @dataclass(frozen=True)

@@ -186,18 +186,20 @@ class Packer:
         )
         _, rows, columns = (side // self._merge for side in (self._merge, *sheet.image.grid[1:]))
         for number, question in enumerate(sheet.questions, start=1):
-            asked = self._encode(question.text + "<|im_end|><|im_start|>assistant\n")
+            prompt = self._encode(question.text + "<|im_end|><|im_start|>assistant\n")
             answer, spans = self._answer(question, rng)
             boxes = iter([box for box in question.boxes for _ in "xy"])
-            first = len(row.ids) + len(asked) - 1  # this position predicts the answer's first token
+            first = (
+                len(row.ids) + len(prompt) - 1
+            )  # this position predicts the answer's first token
             for offset, (token, span) in enumerate(zip(answer, spans, strict=True)):
                 if span is None:
                     row.tokens.append((first + offset, token))
                 else:
                     row.clicks.append((first + offset, *span))
                     row.cells.append(cover(next(boxes), rows, columns))
-            size = len(asked) + len(answer) - 1
-            row.ids += [*asked, *answer[:-1]]
+            size = len(prompt) + len(answer) - 1
+            row.ids += [*prompt, *answer[:-1]]
             row.segments += [number] * size
             row.positions.append((torch.arange(size) + following).expand(3, -1))
         row.positions = torch.cat(row.positions, dim=1)
@@ -231,9 +233,11 @@ class Packer:
         times longer.
         """
         features = image_features(model, packed.images)
-        shown = F.normalize(torch.cat(features.embeds), dim=-1)
+        features_of_tokens = F.normalize(torch.cat(features.embeds), dim=-1)
         vocabulary = F.normalize(model.lm_head.weight, dim=-1)
-        names = F.cross_entropy(NAMING_SCALE * shown @ vocabulary.T, packed.names, reduction="none")
+        names = F.cross_entropy(
+            NAMING_SCALE * features_of_tokens @ vocabulary.T, packed.names, reduction="none"
+        )
         blank = packed.names == self._encode(f" {BLANK}")[0]
         naming = torch.where(blank, 0.1 * names, names).mean()
         return self.answers_loss(model, packed, features) + NAMING * naming
@@ -246,9 +250,9 @@ class Packer:
         To it comes the loss of pointing; see `pointing_loss`.
         """
         attention = model.model.language_model.layers[-1].self_attn
-        seen: dict[str, Any] = {}
+        inputs_of_attention: dict[str, Any] = {}
         hook = attention.register_forward_pre_hook(
-            lambda _module, _args, named: seen.update(named), with_kwargs=True
+            lambda _module, _args, keywords: inputs_of_attention.update(keywords), with_kwargs=True
         )
         hidden = model.model(
             input_ids=packed.input_ids,
@@ -258,7 +262,9 @@ class Packer:
             use_cache=False,
         ).last_hidden_state.flatten(0, 1)
         hook.remove()
-        pointing = pointing_loss(attention, seen, packed) if len(packed.clicks) else 0.0
+        pointing = (
+            pointing_loss(attention, inputs_of_attention, packed) if len(packed.clicks) else 0.0
+        )
         weight = model.lm_head.weight
         plain = F.cross_entropy(
             hidden[packed.tokens[:, 0]] @ weight.T, packed.tokens[:, 1], reduction="sum"
@@ -271,14 +277,16 @@ class Packer:
         return answers + POINTING * pointing
 
 
-def pointing_loss(attention: Any, seen: dict[str, Any], packed: PackedSheets) -> torch.Tensor:
+def pointing_loss(
+    attention: Any, inputs_of_attention: dict[str, Any], packed: PackedSheets
+) -> torch.Tensor:
     """Cross entropy between where two heads of the last layer look and where the widget is.
 
     A position that says a coordinate must first find the widget; told so directly it learns
     to match word and image in a hundred updates (after GUI-Actor, arXiv 2506.03143).
     """
-    hidden = seen["hidden_states"]  # [B, L, hidden]
-    cos, sin = seen["position_embeddings"]  # [B, L, head]
+    hidden = inputs_of_attention["hidden_states"]  # [B, L, hidden]
+    cos, sin = inputs_of_attention["position_embeddings"]  # [B, L, head]
     length, size = hidden.shape[1], cos.shape[-1]
     tokens = packed.cells.shape[1]
     image = slice(packed.image_start, packed.image_start + tokens)
@@ -289,11 +297,11 @@ def pointing_loss(attention: Any, seen: dict[str, Any], packed: PackedSheets) ->
         return states * cos[..., None, :] + rotated * sin[..., None, :]
 
     at = packed.clicks
-    asked = attention.q_norm(attention.q_proj(hidden.flatten(0, 1)[at]).unflatten(-1, (-1, size)))
-    asked = turned(asked, cos.flatten(0, 1)[at], sin.flatten(0, 1)[at])[:, :POINTING_HEADS]
-    shown = attention.k_norm(attention.k_proj(hidden[:, image]).unflatten(-1, (-1, size)))
-    shown = turned(shown, cos[:, image], sin[:, image])[:, :, :POINTING_HEADS]
-    scores = torch.einsum("chd,cthd->cht", asked, shown[at // length]) * size**-0.5
+    queries = attention.q_norm(attention.q_proj(hidden.flatten(0, 1)[at]).unflatten(-1, (-1, size)))
+    queries = turned(queries, cos.flatten(0, 1)[at], sin.flatten(0, 1)[at])[:, :POINTING_HEADS]
+    keys = attention.k_norm(attention.k_proj(hidden[:, image]).unflatten(-1, (-1, size)))
+    keys = turned(keys, cos[:, image], sin[:, image])[:, :, :POINTING_HEADS]
+    scores = torch.einsum("chd,cthd->cht", queries, keys[at // length]) * size**-0.5
     return -(packed.cells[:, None, :] * F.log_softmax(scores, dim=-1)).sum(dim=-1).mean()
 
 
@@ -329,11 +337,11 @@ def sheet(
     """Return a random screen with up to `clicks` grounding questions, `idle` ones and `extras` others."""
     screen = grounding_screen(seed)
     width, height = screen.image.size
-    asked = rng.sample(screen.questions, min(clicks, len(screen.questions)))
+    instructions = rng.sample(screen.questions, min(clicks, len(screen.questions)))
     if idle:
         vain = rng.sample(screen.idle, min(idle, len(screen.idle)))
-        vain += [text for text, _ in screen.done]
-        asked += [(text, rng.choice(screen.sights)) for text in vain]
+        vain += [text for text, _ in screen.satisfied]
+        instructions += [(text, rng.choice(screen.sights)) for text in vain]
     questions = [
         Question(
             text,
@@ -341,7 +349,7 @@ def sheet(
             ((box.x0 / width, box.y0 / height, box.x1 / width, box.y1 / height),),
             kind_of(text),
         )
-        for text, box in asked
+        for text, box in instructions
     ]
     others = []
     for colour in rng.sample(list(COLOURS), min(extras, len(COLOURS))):
@@ -355,13 +363,15 @@ def sheet(
     return Sheet(image, questions + others, names)
 
 
-def name_cells(asked: Sequence[tuple[str, Any]], cell: int, columns: int, rows: int) -> list[str]:
+def name_cells(
+    instructions: Sequence[tuple[str, Any]], cell: int, columns: int, rows: int
+) -> list[str]:
     """One word for each image token, row by row: the widget that covers most of its cell.
 
     A widget that covers less than a third of every cell names the cell of its centre.
     """
     best: dict[int, tuple[float, str]] = {}
-    for text, box in asked:
+    for text, box in instructions:
         words = text.split()
         word = next(
             (w for w in words if w in COLOURS), words[-2] if words[-1] == "tab" else words[-1]

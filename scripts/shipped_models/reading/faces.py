@@ -7,7 +7,7 @@
 
 The Debian package fonts-dejavu-core has the faces that are always there; those of fonts-urw-base35
 come to them where they are installed. Text is laid out letter by letter (no ligatures), so that the
-middle of each character is known without asking the font again.
+middle of each character is movements without asking the font again.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class Face:
 
     def advances(self, text: str) -> list[float]:
         """Where each character ends [characters], in pixels from the text's left."""
-        known = _ADVANCES[self.name, self.size]
+        movements = _ADVANCES[self.name, self.size]
         at, before, ends = 0.0, "", []
         for character in text:
             pair = before + character
-            if pair not in known:
-                known[pair] = self._advance(before, character)
-            at += known[pair]
+            if pair not in movements:
+                movements[pair] = self._advance(before, character)
+            at += movements[pair]
             ends.append(at)
             before = character
         return ends
@@ -116,8 +116,8 @@ def draw_face(rng: Random, faces: Faces) -> Face:
 
 @lru_cache(maxsize=1)
 def _installed() -> tuple[list[str], list[int]]:
-    found = _ALWAYS | {name: n for name, n in _WHERE_INSTALLED.items() if _path(name).exists()}
-    return list(found), list(found.values())
+    shares = _ALWAYS | {name: n for name, n in _WHERE_INSTALLED.items() if _path(name).exists()}
+    return list(shares), list(shares.values())
 
 
 def _path(name: str) -> Path:

@@ -51,7 +51,7 @@ Cell = tuple[str, str, Thing]
 """Name of the row, name of the column, the cell."""
 
 
-_KNOWN = frozenset((*words.UI_WORDS, *words.FIRST_NAMES, *words.LAST_NAMES))
+_FIXED_WORDS = frozenset((*words.UI_WORDS, *words.FIRST_NAMES, *words.LAST_NAMES))
 """Words that have no held-out part."""
 
 
@@ -108,13 +108,13 @@ class View:
     @cached_property
     def held_out(self) -> bool:
         """Whether most words of the scene are of the tenth that is for tests."""
-        said = [
+        parts = [
             part
             for thing in self.things
             for part in thing.label.split()
-            if part.isalpha() and part not in _KNOWN
+            if part.isalpha() and part not in _FIXED_WORDS
         ]
-        return sum(map(words.is_held_out, said)) * 2 > len(said)
+        return sum(map(words.is_held_out, parts)) * 2 > len(parts)
 
     @cached_property
     def plain(self) -> list[Thing]:
@@ -155,11 +155,13 @@ class View:
     @cached_property
     def cells(self) -> list[Cell]:
         """Cells of tables with the names of their row and column, where these name one cell."""
-        found = [cell for table in tables(self.by_role["cell"]) for cell in _named(table)]
-        count = Counter((key_of(row), key_of(column)) for row, column, _ in found)
+        named_cells = [
+            cell for table in tables(self.by_role["cell"]) for cell in _name_cells(table)
+        ]
+        count = Counter((key_of(row), key_of(column)) for row, column, _ in named_cells)
         return [
             (row, column, thing)
-            for row, column, thing in found
+            for row, column, thing in named_cells
             if all(speakable(name) and self.stands(name) for name in (row, column))
             and count[key_of(row), key_of(column)] == 1
         ]
@@ -179,10 +181,10 @@ class View:
             same = [s for s in shapes if all(getattr(s, p) == getattr(thing, p) for p in parts)]
             if not parts or len(same) != 1:
                 continue
-            said = [getattr(thing, part) for part in parts if part != "shape"]
-            said.append(thing.shape if "shape" in parts else rng.choice(("shape", "item")))
+            phrase = [getattr(thing, part) for part in parts if part != "shape"]
+            phrase.append(thing.shape if "shape" in parts else rng.choice(("shape", "item")))
             kind = "size" if "size" in parts else "shape" if "shape" in parts else "colour"
-            return kind, " ".join(said), thing
+            return kind, " ".join(phrase), thing
         return None
 
     def place(self, rng: Random) -> tuple[str, str, Thing, str] | None:
@@ -205,7 +207,7 @@ def reading_order(things: Sequence[Thing]) -> list[Thing]:
             lines[-1].append(thing)
         else:
             lines.append([thing])
-    found: list[Thing] = []
+    ordered: list[Thing] = []
     bottom = float("-inf")
     for line in lines:
         line.sort(key=lambda each: each.box[0])
@@ -215,8 +217,8 @@ def reading_order(things: Sequence[Thing]) -> list[Thing]:
         if any(b.box[0] < a.box[2] - 2 for a, b in pairwise(line)):
             return []
         bottom = max(each.box[3] for each in line)
-        found += line
-    return found
+        ordered += line
+    return ordered
 
 
 def tables(cells: Sequence[Thing]) -> list[list[list[Thing]]]:
@@ -228,23 +230,23 @@ def tables(cells: Sequence[Thing]) -> list[list[list[Thing]]]:
             rows[-1].append(cell)
         else:
             rows.append([cell])
-    found: list[list[list[Thing]]] = []
+    blocks: list[list[list[Thing]]] = []
     for row in rows:
-        above = found[-1][-1] if found else []
+        above = blocks[-1][-1] if blocks else []
         fits = len(above) == len(row) and all(
             abs(a.box[0] - b.box[0]) <= 3 and -3 <= b.box[1] - a.box[3] <= 7
             for a, b in zip(above, row, strict=False)
         )
         if fits:
-            found[-1].append(row)
+            blocks[-1].append(row)
         else:
-            found.append([row])
-    touching = {id(cell) for table in found if len(table) > 1 for row in table for cell in row}
-    whole = len(touching) == len(cells) or len(found) == sum(len(t) > 1 for t in found)
-    return [table for table in found if len(table) > 1 and len(table[0]) > 1] if whole else []
+            blocks.append([row])
+    touching = {id(cell) for table in blocks if len(table) > 1 for row in table for cell in row}
+    whole = len(touching) == len(cells) or len(blocks) == sum(len(t) > 1 for t in blocks)
+    return [table for table in blocks if len(table) > 1 and len(table[0]) > 1] if whole else []
 
 
-def _named(table: list[list[Thing]]) -> list[Cell]:
+def _name_cells(table: list[list[Thing]]) -> list[Cell]:
     heads = [each.label for each in table[0]]
     return [
         (row[0].label, heads[at], cell)

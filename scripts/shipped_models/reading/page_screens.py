@@ -16,8 +16,8 @@ from envs.suites.miniwob.env import MiniwobEnv
 from envs.suites.miniwob.tasks import TASKS
 from scripts.shipped_models.reading.answers import answer_of, spoken
 from scripts.shipped_models.reading.looking import Looked, is_drawn, look
-from scripts.shipped_models.reading.plausible import plausible, wandered
-from scripts.shipped_models.reading.scene import Asked, Scene
+from scripts.shipped_models.reading.plausible import plausible, random_action
+from scripts.shipped_models.reading.scene import Query, Scene
 
 PAGES: tuple[str, ...] = tuple(task.params["page"] for task in TASKS.values())
 
@@ -45,9 +45,13 @@ def page_scenes(
     single = page in SINGLE
     for seed in seeds:
         try:
-            seen, instruction, before = _wandered(env, page, seed, rng, 0 if single else WANDER)
+            observation, instruction, before = _wander(
+                env, page, seed, rng, 0 if single else WANDER
+            )
             looked = look(env.ask, scale)
-            if (before and not looked.things) or not is_drawn(seen.screenshot, looked.glyphs):
+            if (before and not looked.things) or not is_drawn(
+                observation.screenshot, looked.glyphs
+            ):
                 continue
             if single:
                 answer = answer_of(env.oracle_action(), env.ask, scale, PRECISE)
@@ -55,32 +59,32 @@ def page_scenes(
                 answer = plausible(env.ask, instruction, looked.things, rng, scale)
         except (ActionError, EnvError):
             continue
-        asked = Asked(instruction, answer.text, answer.boxes, f"page:{page}", before)
-        yield _scene(f"page/{page}/{scale:g}/{seed}/{len(before)}", seen, looked, asked)
+        query = Query(instruction, answer.text, answer.boxes, f"page:{page}", before)
+        yield _scene(f"page/{page}/{scale:g}/{seed}/{len(before)}", observation, looked, query)
 
 
-def _wandered(
+def _wander(
     env: MiniwobEnv, page: str, seed: int, rng: Random, most: int
 ) -> tuple[Observation, str, tuple[str, ...]]:
     """Return a screen after up to `most` random actions that do not end the episode, and these actions."""
     task = {"task": f"miniwob/{page}"}
-    wanted = rng.randrange(most + 1)
+    count = rng.randrange(most + 1)
     for _ in range(3):
-        seen, info = env.reset(seed=seed, options=task)
+        observation, info = env.reset(seed=seed, options=task)
         before: list[str] = []
         over = False
-        while len(before) < wanted and not over:
-            action = wandered(env.ask, str(info["instruction"]), seen, rng)
+        while len(before) < count and not over:
+            action = random_action(env.ask, str(info["instruction"]), observation, rng)
             later, _, over, _, _ = env.step(action)
             if not over:
-                before.append(spoken(action, seen.width, seen.height))
-                seen = later
+                before.append(spoken(action, observation.width, observation.height))
+                observation = later
         if not over:
-            return seen, str(info["instruction"]), tuple(before)
-        wanted = max(0, len(before))
-    seen, info = env.reset(seed=seed, options=task)
-    return seen, str(info["instruction"]), ()
+            return observation, str(info["instruction"]), tuple(before)
+        count = max(0, len(before))
+    observation, info = env.reset(seed=seed, options=task)
+    return observation, str(info["instruction"]), ()
 
 
-def _scene(key: str, seen: Observation, looked: Looked, asked: Asked) -> Scene:
-    return Scene(key, seen.screenshot, looked.glyphs, looked.things, (asked,), looked.unread)
+def _scene(key: str, observation: Observation, looked: Looked, query: Query) -> Scene:
+    return Scene(key, observation.screenshot, looked.glyphs, looked.things, (query,), looked.unread)

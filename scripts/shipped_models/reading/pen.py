@@ -86,7 +86,7 @@ class Theme:
     field_ink: Rgb
     edge: Rgb
     link: Rgb
-    chosen: Rgb  # the row or tab that is selected
+    selected: Rgb  # the row or tab that is selected
     chosen_ink: Rgb
 
 
@@ -98,9 +98,9 @@ def draw_theme(rng: Random) -> Theme:
     if rng.random() < 0.2:
         control = rng.choice(COLOURS[rng.choice(("blue", "green", "navy", "teal", "red", "grey"))])
     field = (255, 255, 255) if light and rng.random() < 0.7 else _near(rng, 245 if light else 15)
-    chosen = _near(rng, 200 if light else 100)
+    selected = _near(rng, 200 if light else 100)
     if rng.random() < 0.5:
-        chosen = rng.choice(((28, 82, 235), (51, 122, 183), (40, 60, 90), (255, 221, 120)))
+        selected = rng.choice(((28, 82, 235), (51, 122, 183), (40, 60, 90), (255, 221, 120)))
     edge = _near(rng, rng.randint(60, 190) if light else rng.randint(90, 200))
     link: Rgb = (0, 0, 238) if light else (130, 170, 255)
     if light and rng.random() < 0.4:
@@ -114,8 +114,8 @@ def draw_theme(rng: Random) -> Theme:
         field_ink=ink_on(rng, field),
         edge=edge,
         link=link if contrast(link, ground) >= CONTRAST + 1 else ink_on(rng, ground),
-        chosen=chosen,
-        chosen_ink=ink_on(rng, chosen),
+        selected=selected,
+        chosen_ink=ink_on(rng, selected),
     )
 
 

@@ -47,10 +47,10 @@ def plausible(
     focused = bool(ask("dartFocus()"))
     scrolls = ask(f"dartScrolls({scale:g})")
     whole = sum(1 for _, _, _, is_page in scrolls if is_page)
-    said = texts_of(instruction)
+    texts = texts_of(instruction)
     shares = {
         "click": 1.0 if things else 0.0,
-        "type": (0.9 if focused else 0.12) if said and (has_field or focused) else 0.0,
+        "type": (0.9 if focused else 0.12) if texts and (has_field or focused) else 0.0,
         "scroll": 0.15 if len(scrolls) > whole else 0.04 * whole,
         "drag": 1.2 if DRAGS.search(instruction) and things else 0.0,
         "key": 0.5 if COPIES.search(instruction) and focused else 0.0,
@@ -59,7 +59,7 @@ def plausible(
         return Answer("click({})", ((0.0, 50 * scale, 160 * scale, 210 * scale),))
     match rng.choices([*shares], [*shares.values()])[0]:
         case "type":
-            return Answer(f"type({rng.choice(said)})", ())
+            return Answer(f"type({rng.choice(texts)})", ())
         case "scroll":
             box, up, _, _ = rng.choice(scrolls)
             way = "up" if up and rng.random() < 0.4 else "down"
@@ -76,10 +76,10 @@ def plausible(
     return Answer("click({})", (safe_box(x, y, ask, scale),))
 
 
-def wandered(ask: Ask, instruction: str, seen: Observation, rng: Random) -> Action:
+def random_action(ask: Ask, instruction: str, observation: Observation, rng: Random) -> Action:
     """Return an action on the page as it is: a click, a text, a scroll, a drag. Raises EnvError."""
     load_safe(ask)
-    scale = seen.width / 160
+    scale = observation.width / 160
     things = [each for each in look(ask, scale).things if each.role in PRESSED]
     scrolls = ask(f"dartScrolls({scale:g})")
     if rng.random() > WHOLE:  # many a page as a whole scrolls away to nothing
@@ -91,21 +91,24 @@ def wandered(ask: Ask, instruction: str, seen: Observation, rng: Random) -> Acti
         dy = NOTCHES if rng.random() < 0.7 else -NOTCHES
         return Scroll(x=round((left + right) / 2), y=round((top + bottom) / 2), dy=dy)
     if not things:
-        return Click(x=rng.randrange(seen.width), y=rng.randrange(seen.height // 4, seen.height))
+        return Click(
+            x=rng.randrange(observation.width),
+            y=rng.randrange(observation.height // 4, observation.height),
+        )
     if COPIES.search(instruction) and rng.random() < 0.3:
         return KeyPress(keys=list(rng.choice(KEYS)))
     one, other = (_point(rng.choice(things), rng) for _ in range(2))
     if DRAGS.search(instruction) and rng.random() < 0.5:
-        return Drag(path=[_pixel(one, seen), _pixel(other, seen)])
-    x, y = _pixel(one, seen)
+        return Drag(path=[_pixel(one, observation), _pixel(other, observation)])
+    x, y = _pixel(one, observation)
     return Click(x=x, y=y)
 
 
 def texts_of(instruction: str) -> list[str]:
     """Return what an instruction quotes; if it quotes nothing, names and numbers that it mentions."""
-    found = QUOTED.findall(instruction)
+    quoted = QUOTED.findall(instruction)
     mentioned = [each.rstrip(".") for each in MENTIONED.findall(instruction)[1:]]
-    return found or [each for each in mentioned if not SUBMITS.fullmatch(each)]
+    return quoted or [each for each in mentioned if not SUBMITS.fullmatch(each)]
 
 
 def _weight(thing: Thing, instruction: str) -> float:
@@ -127,9 +130,11 @@ def _point(thing: Thing, rng: Random) -> tuple[float, float]:
     return left + share * (right - left), top + rng.uniform(0.4, 0.6) * (bottom - top)
 
 
-def _pixel(point: tuple[float, float], seen: Observation) -> tuple[int, int]:
+def _pixel(point: tuple[float, float], observation: Observation) -> tuple[int, int]:
     x, y = point
-    return min(seen.width - 1, max(0, round(x))), min(seen.height - 1, max(0, round(y)))
+    return min(observation.width - 1, max(0, round(x))), min(
+        observation.height - 1, max(0, round(y))
+    )
 
 
 def _small(point: tuple[float, float], scale: float) -> Box:
@@ -138,6 +143,6 @@ def _small(point: tuple[float, float], scale: float) -> Box:
     return x - half, y - half, x + half, y + half
 
 
-def _box(told: Sequence[float]) -> Box:
-    left, top, right, bottom = told
+def _box(edges: Sequence[float]) -> Box:
+    left, top, right, bottom = edges
     return left, top, right, bottom

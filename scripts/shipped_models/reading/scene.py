@@ -46,7 +46,7 @@ class Thing:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Query:
     """One instruction and its answer.
 
     `answer` is text of the compact action parser in which each `{}` stands for a point in the next of `boxes`:
@@ -69,7 +69,7 @@ class Scene:
     png: bytes
     glyphs: tuple[Glyph, ...] = ()
     things: tuple[Thing, ...] = ()
-    asked: tuple[Asked, ...] = ()  # the source's own questions, such as a page's instruction
+    queries: tuple[Query, ...] = ()  # the source's own questions, such as a page's instruction
     unread: tuple[Box, ...] = field(default=())
     """Regions with text whose characters are not listed; tokens there teach no letters."""
 

@@ -15,7 +15,7 @@ from typing import Any, overload
 
 import msgpack
 
-from scripts.shipped_models.reading.scene import Asked, Glyph, Scene, Thing
+from scripts.shipped_models.reading.scene import Glyph, Query, Scene, Thing
 
 SUFFIX = ".scenes"
 
@@ -70,23 +70,23 @@ def write_shards(
 def _plain(scene: Scene) -> list[Any]:
     """Return a scene as lists; its picture without what is needless in it."""
     image = scene.image
-    held = io.BytesIO()
-    image.save(held, "png", compress_level=6)
+    buffer = io.BytesIO()
+    image.save(buffer, "png", compress_level=6)
     return [
         scene.key,
-        held.getvalue(),
+        buffer.getvalue(),
         ["".join(each.character for each in scene.glyphs), [[g.x, g.y] for g in scene.glyphs]],
         [
             [t.role, t.label, t.box, t.colour, t.shape, t.size, t.checked, t.value]
             for t in scene.things
         ],
-        [[a.text, a.answer, a.boxes, a.kind, a.before] for a in scene.asked],
+        [[a.text, a.answer, a.boxes, a.kind, a.before] for a in scene.queries],
         scene.unread,
     ]
 
 
 def _unpack(plain: list[Any]) -> Scene:
-    key, png, (characters, places), things, asked, unread = plain
+    key, png, (characters, places), things, queries, unread = plain
     return Scene(
         key=key,
         png=png,
@@ -94,15 +94,15 @@ def _unpack(plain: list[Any]) -> Scene:
             Glyph(character, *place) for character, place in zip(characters, places, strict=True)
         ),
         things=tuple(Thing(role, label, tuple(box), *rest) for role, label, box, *rest in things),
-        asked=tuple(
-            Asked(
+        queries=tuple(
+            Query(
                 text,
                 answer,
                 tuple(tuple(box) for box in boxes),
                 kind,
                 before if before is None else tuple(before),
             )
-            for text, answer, boxes, kind, before in asked
+            for text, answer, boxes, kind, before in queries
         ),
         unread=tuple(tuple(box) for box in unread),
     )

@@ -195,8 +195,8 @@ def _shade(rng: Random, colour: str, by: int) -> str:
 def _bordered(rng: Random, ground: str, ink: str, radius: int = 3) -> str:
     border = rng.choice(("1px solid #888", "1px solid #c5c5c5", "none", "2px outset #ccc"))
     fade = f"linear-gradient({ground}, {_shade(rng, ground, 60)})"
-    shown = fade if rng.random() < 0.25 else ground
-    return f"background: {shown}; color: {ink}; border: {border}; border-radius: {radius}px"
+    background = fade if rng.random() < 0.25 else ground
+    return f"background: {background}; color: {ink}; border: {border}; border-radius: {radius}px"
 
 
 def _lines(rng: Random, line: str) -> str:

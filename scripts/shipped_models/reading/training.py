@@ -66,7 +66,7 @@ class Stage:
     answer_every: int = 1  # updates between two that train answers; the others are cheap
     falls: bool = False  # whether the rate falls to 0.02 of it, from 50 % of the stage on
     rate: float = 1.0  # factor of both rates
-    told: Sequence[str] = field(default=())  # test sets of its log
+    log_tests: Sequence[str] = field(default=())  # test sets of its log
 
 
 class Trainer:
@@ -94,8 +94,10 @@ class Trainer:
         self._heads = DenseHeads(model.config.text_config.hidden_size)
         rows = {id(model.get_input_embeddings().weight), id(model.model.visual.pos_embed.weight)}
         matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in rows]
-        known = {id(p) for p in matrices}
-        others = [p for p in (*model.parameters(), *self._heads.parameters()) if id(p) not in known]
+        matrix_ids = {id(p) for p in matrices}
+        others = [
+            p for p in (*model.parameters(), *self._heads.parameters()) if id(p) not in matrix_ids
+        ]
         self._parameters = [*matrices, *others]
         self._optimizers = (
             (
@@ -118,25 +120,25 @@ class Trainer:
                 f"stage {stage.name} draws {', '.join(missing)}, of which the corpus has none; "
                 "make them with python -m scripts.shipped_models.reading.corpus"
             )
-        done = self._restore(stage)
+        seconds = self._restore(stage)
         rng = Random(f"small/{self._seed}/{stage.name}/{self.step}/{rank()}")
-        saved, told, started_at = done, done, self.step
-        while done < stage.seconds:
+        saved, told_at, started_at = seconds, seconds, self.step
+        while seconds < stage.seconds:
             began = time.process_time()
-            loss = self._update(stage, rng, done / stage.seconds, self.step - started_at)
-            done += (spent := summed(time.process_time() - began))
+            loss = self._update(stage, rng, seconds / stage.seconds, self.step - started_at)
+            seconds += (spent := summed(time.process_time() - began))
             self.total += spent
             self.step += 1
             if rank():
                 continue
-            if done - told > 60 or done >= stage.seconds:
-                told = done
-                yield self._line(stage, done, loss)
-            if done - saved > SAVE_S:
-                saved = done
-                self._save(f"state-{stage.name}.pt", stage, done)
+            if seconds - told_at > 60 or seconds >= stage.seconds:
+                told_at = seconds
+                yield self._line(stage, seconds, loss)
+            if seconds - saved > SAVE_S:
+                saved = seconds
+                self._save(f"state-{stage.name}.pt", stage, seconds)
         if not rank():
-            self._save(f"state-{stage.name}.pt", stage, done)
+            self._save(f"state-{stage.name}.pt", stage, seconds)
             self.save(self._folder / stage.name, {"stage": stage.name})
 
     def save(self, folder: Path, build: dict[str, Any]) -> None:
@@ -153,12 +155,14 @@ class Trainer:
         state = torch.load(path, weights_only=True)
         self._policy.model.load_state_dict(state["model"])
         self._heads.load_state_dict(state["heads"])
-        for (optimizer, _), kept in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(kept)
+        for (optimizer, _), optimizer_state in zip(
+            self._optimizers, state["optimizers"], strict=True
+        ):
+            optimizer.load_state_dict(optimizer_state)
         self.total, self.step = state["total"], state["step"]
         return float(state["done"])
 
-    def _save(self, name: str, stage: Stage, done: float) -> None:
+    def _save(self, name: str, stage: Stage, seconds: float) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         state = {
             "model": self._policy.model.state_dict(),
@@ -167,7 +171,7 @@ class Trainer:
             "total": self.total,
             "step": self.step,
             "stage": stage.name,
-            "done": done,
+            "done": seconds,
         }
         part = self._folder / f"{name}.part"
         torch.save(state, part)
@@ -212,26 +216,30 @@ class Trainer:
             sheets.append(self._sources[name](rng))
         return sheets
 
-    def _line(self, stage: Stage, done: float, loss: float) -> str:
+    def _line(self, stage: Stage, seconds: float, loss: float) -> str:
         line: dict[str, Any] = {
             "stage": stage.name,
-            "done_s": round(done),
+            "done_s": round(seconds),
             "cpu_s": round(self.total),
             "step": self.step,
             "loss": round(loss, 3),
         }
-        if done - self._last_test > TEST_S or done >= stage.seconds or done < self._last_test:
-            self._last_test = done
-            for name in stage.told:
+        if (
+            seconds - self._last_test > TEST_S
+            or seconds >= stage.seconds
+            or seconds < self._last_test
+        ):
+            self._last_test = seconds
+            for name in stage.log_tests:
                 if name in self.tests:
-                    line[name] = self.told(name, stage.answers, GLANCED)
+                    line[name] = self.score(name, stage.answers, GLANCED)
         text = json.dumps(line)
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(text + "\n")
         return text
 
-    def told(self, name: str, answers: bool = True, most: int | None = None) -> dict[str, float]:
+    def score(self, name: str, answers: bool = True, most: int | None = None) -> dict[str, float]:
         """Letters and the probability of right answers, by kind, on a test set or its first part."""
         sheets = self.tests[name][:most]
         model: Any = self._policy.model.eval()
@@ -246,13 +254,13 @@ class Trainer:
                         counts, letters_recall(self._heads, features, part), strict=True
                     )
                 ]
-        right, said, held = counts
+        right, predicted, present = counts
         result = {
-            "letters_recall": round(right / max(1, held), 3),
-            "letters_precision": round(right / max(1, said), 3),
+            "letters_recall": round(right / max(1, present), 3),
+            "letters_precision": round(right / max(1, predicted), 3),
         }
         if answers:
-            chances = answered(self._policy, self._packer, sheets)
+            chances = answer_chances(self._policy, self._packer, sheets)
             result |= {kind: round(value, 3) for kind, (value, _) in sorted(chances.items())}
         return result
 
@@ -288,7 +296,7 @@ def average_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
 
 
 @torch.inference_mode()
-def answered(
+def answer_chances(
     policy: LoadedPolicy, packer: Packer, sheets: Sequence[ReadSheet], batch: int = 16
 ) -> dict[str, tuple[float, int]]:
     """Mean probability of the right answer, and how many questions, by kind and over `all`.
@@ -301,7 +309,7 @@ def answered(
     rng = Random("evaluate")
     zero = policy.tokenizer.convert_tokens_to_ids("0")
     at = (torch.arange(tiny.NUMBERS) + 0.5) / tiny.NUMBERS
-    found: dict[str, list[float]] = defaultdict(list)
+    by_kind: dict[str, list[float]] = defaultdict(list)
     asking = [sheet for sheet in sheets if sheet.questions]
     for start in range(0, len(asking), batch):
         part = asking[start : start + batch]
@@ -329,10 +337,10 @@ def answered(
         chances = total.exp().unflatten(0, (len(part), most)).tolist()
         for row, sheet in zip(chances, part, strict=True):
             for chance, question in zip(row[1:], sheet.questions, strict=False):
-                found["all"].append(chance)
+                by_kind["all"].append(chance)
                 if question.answer.endswith("click({})") and not question.kind.startswith(
                     DRAWN_ANSWERS
                 ):
-                    found["hit"].append(chance)
-                found[question.kind].append(chance)
-    return {kind: (sum(values) / len(values), len(values)) for kind, values in found.items()}
+                    by_kind["hit"].append(chance)
+                by_kind[question.kind].append(chance)
+    return {kind: (sum(values) / len(values), len(values)) for kind, values in by_kind.items()}

@@ -178,14 +178,14 @@ def value(rng: Random, held_out: bool) -> str:
 
 def sentence(rng: Random, held_out: bool, most: int = 14) -> str:
     """Return running text of 3 to `most` words: a capital first, commas, a full stop."""
-    said = [word(rng, held_out) for _ in range(rng.randint(3, max(3, most)))]
-    said[0] = said[0].capitalize()
-    for at in range(1, len(said) - 1):
+    tokens = [word(rng, held_out) for _ in range(rng.randint(3, max(3, most)))]
+    tokens[0] = tokens[0].capitalize()
+    for at in range(1, len(tokens) - 1):
         if rng.random() < 0.08:
-            said[at] += rng.choice((",", ",", ";", ":"))
+            tokens[at] += rng.choice((",", ",", ";", ":"))
         elif rng.random() < 0.04:
-            said[at] = number(rng)
-    return " ".join(said) + rng.choices((".", "?", "!"), (8, 1, 1))[0]
+            tokens[at] = number(rng)
+    return " ".join(tokens) + rng.choices((".", "?", "!"), (8, 1, 1))[0]
 
 
 def _pronounceable(rng: Random) -> str:
