@@ -57,12 +57,12 @@ def episode_times(reader: Reader) -> list[EpisodeTimes]:
 
 def step_times(reader: Reader) -> list[StepTimes]:
     """When each step was played, in order of filing."""
-    found = [
+    times = [
         StepTimes(each.trajectory_id, each.step, each.worker, each.at, each.model_s, each.env_s)
         for row in reader.trajectories()
         for each in reader.steps(row.id)
     ]
-    return sorted(found, key=lambda each: each.at)
+    return sorted(times, key=lambda each: each.at)
 
 
 def outcomes(reader: Reader) -> Iterator[tuple[str, TrajectoryRow]]:

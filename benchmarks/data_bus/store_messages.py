@@ -37,15 +37,17 @@ def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
-def played(leases: Sequence[Lease], screen: ScreenSize) -> Iterator[StepRecord | TrajectoryEnd]:
+def messages_of_play(
+    leases: Sequence[Lease], screen: ScreenSize
+) -> Iterator[StepRecord | TrajectoryEnd]:
     """Yield what SLOTS environments submit that play these leases: every other one passes."""
     rng = Random(0)
     for playing in chunks(leases, SLOTS):
-        shown: dict[str, list[str]] = {each.trajectory_id: [] for each in playing}
+        hashes_by_trajectory: dict[str, list[str]] = {each.trajectory_id: [] for each in playing}
         for step in range(STEPS):
             for each in playing:
                 image = b"\x89PNG" + rng.randbytes(screen.encoded - 4)
-                hashes = shown[each.trajectory_id]
+                hashes = hashes_by_trajectory[each.trajectory_id]
                 hashes.append(content_hash(image))
                 yield step_of(
                     each, step, image, hashes[-HISTORY_IMAGES:], prompt(screen, step, rng)

@@ -57,8 +57,8 @@ async def serve_ours(endpoint: str, sizes: dict[str, dict[str, tuple[Fields, Fie
 
     by_width = {
         request["width"]: reply
-        for found in sizes.values()
-        for request, reply in found.values()
+        for exchanges in sizes.values()
+        for request, reply in exchanges.values()
         if "width" in request
     }
 
@@ -124,8 +124,8 @@ def raw_replies(
     """(exchange, width of the screenshot where it is told) -> the reply."""
     return {
         (exchange, request.get("width", 0)): reply
-        for found in sizes.values()
-        for exchange, (request, reply) in found.items()
+        for exchanges in sizes.values()
+        for exchange, (request, reply) in exchanges.items()
     }
 
 
@@ -266,8 +266,8 @@ def cells_of(
     sizes: dict[str, dict[str, tuple[Fields, Fields]]],
 ) -> Iterator[tuple[str, str, Fields, int]]:
     """Cell's name, exchange, fields of the request, requests in flight."""
-    for size, found in sizes.items():
-        for exchange, (request, _) in found.items():
+    for size, figures in sizes.items():
+        for exchange, (request, _) in figures.items():
             for in_flight in IN_FLIGHT:
                 yield f"{exchange} {size} x{in_flight}", exchange, request, in_flight
 
@@ -316,10 +316,10 @@ def serve(arm: str, endpoint: str, payload_at: Path) -> None:
 def run_arm(arm: str, python: str, payload_at: Path, seconds: float) -> dict[str, Cell]:
     """One arm, once, in fresh processes."""
     command = [python, __file__, "--ask", arm, "--payload", str(payload_at)]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "--seconds", str(seconds)], check=True, stdout=subprocess.PIPE, text=True
     )
-    cells: dict[str, Cell] = json.loads(done.stdout.splitlines()[-1])
+    cells: dict[str, Cell] = json.loads(process.stdout.splitlines()[-1])
     return cells
 
 
@@ -360,9 +360,9 @@ async def measure_heartbeats(folder: Path, workers: int = 20, each: int = 200) -
                 for sender in senders:
                     sender.beat()
                 for _ in senders:
-                    heard = await asyncio.wait_for(subscriber.next(), DEADLINE_S)
-                    assert isinstance(heard, Heartbeat)
-                    liveness.observe(heard)
+                    heartbeat = await asyncio.wait_for(subscriber.next(), DEADLINE_S)
+                    assert isinstance(heartbeat, Heartbeat)
+                    liveness.observe(heartbeat)
             cost = 1e6 * (cpu_s(os.getpid()) - before) / (workers * each)
             for publisher in publishers:
                 publisher.close()
@@ -383,16 +383,17 @@ def medians(rounds: list[dict[str, Cell]]) -> dict[str, Cell]:
     }
 
 
-def ratios(found: dict[str, dict[str, Cell]]) -> dict[str, dict[str, dict[str, float]]]:
+def ratios(cells_by_arm: dict[str, dict[str, Cell]]) -> dict[str, dict[str, dict[str, float]]]:
     """Ours over theirs by arm, figure and cell."""
     return {
         arm: {
             figure: {
-                cell: round(found["ours"][cell][figure] / cells[cell][figure], 2) for cell in cells
+                cell: round(cells_by_arm["ours"][cell][figure] / cells[cell][figure], 2)
+                for cell in cells
             }
             for figure in ("p50_us", "p99_us", "mb_s")
         }
-        for arm, cells in found.items()
+        for arm, cells in cells_by_arm.items()
         if arm != "ours"
     }
 
@@ -431,19 +432,19 @@ def main() -> None:
         payload_at = Path(folder) / "payload.json"
         write_payload(payload_at)
         shots = {
-            size: len(found["StepRecord-Ack"][0]["screenshot"])
-            for size, found in payload(payload_at).items()
+            size: len(exchanges["StepRecord-Ack"][0]["screenshot"])
+            for size, exchanges in payload(payload_at).items()
         }
         for _ in range(arguments.rounds):
             for arm in arms:
                 cells = run_arm(arm, pythons[arm], payload_at, arguments.seconds)
                 rounds[arm].append(cells)
         heartbeats = asyncio.run(measure_heartbeats(Path(folder)))
-    found = {arm: medians(each) for arm, each in rounds.items()}
+    cells_by_arm = {arm: medians(each) for arm, each in rounds.items()}
     print(f"{'':38} {'arm':12} {'p50 us':>8} {'p99 us':>8} {'per s':>8} {'MB/s':>8} {'CPU us':>7}")
-    for cell in found[arms[0]]:
+    for cell in cells_by_arm[arms[0]]:
         for arm in arms:
-            row = found[arm][cell]
+            row = cells_by_arm[arm][cell]
             print(
                 f"{cell:38} {arm:12} {row['p50_us']:8.0f} {row['p99_us']:8.0f} "
                 f"{row['per_s']:8.0f} {row['mb_s']:8.1f} {row['server_cpu_us']:7.0f}"
@@ -454,8 +455,8 @@ def main() -> None:
         "screenshot_bytes": shots,
         "rounds": arguments.rounds,
         "heartbeat": heartbeats,
-        "arms": found,
-        "ratios": ratios(found) if "ours" in arms else {},
+        "arms": cells_by_arm,
+        "ratios": ratios(cells_by_arm) if "ours" in arms else {},
     }
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(result, indent=2) + "\n")

@@ -72,8 +72,8 @@ def exchanges(size: str) -> dict[str, tuple[Fields, Fields]]:
 def payload(path: Path) -> dict[str, dict[str, tuple[Fields, Fields]]]:
     """Size -> exchange -> fields, as `write_payload` left them, screenshots as bytes again."""
     sizes: dict[str, dict[str, tuple[Fields, Fields]]] = json.loads(path.read_text())
-    for found in sizes.values():
-        for request, _ in found.values():
+    for exchanges in sizes.values():
+        for request, _ in exchanges.values():
             request["screenshot"] = base64.b64decode(request["screenshot"])
     return sizes
 

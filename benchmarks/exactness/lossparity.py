@@ -120,36 +120,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="also write the JSON here")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    found = {}
-    for name in asked.variants:
-        found[name] = compare(name, asked.cases, asked.seed)
-        told = "  ".join(
+    results = {}
+    for name in options.variants:
+        results[name] = compare(name, options.cases, options.seed)
+        summary = "  ".join(
             f"{other}: value {worst.value:.1e}, gradient {worst.gradient:.1e}"
-            for other, worst in found[name].items()
+            for other, worst in results[name].items()
         )
-        print(f"{name:24} {told}")
+        print(f"{name:24} {summary}")
     most = {
         name: max(max(each.value, each.gradient) for each in worst.values())
-        for name, worst in found.items()
+        for name, worst in results.items()
     }
     line = json.dumps(
         {
             "benchmark": "lossparity",
-            "cases": asked.cases,
-            "seed": asked.seed,
+            "cases": options.cases,
+            "seed": options.seed,
             "limit": LIMIT,
             "trl": trl_version(),
             "max_abs_difference": most,
             "by_comparator": {
                 name: {other: vars(each) for other, each in worst.items()}
-                for name, worst in found.items()
+                for name, worst in results.items()
             },
         }
     )
-    if asked.out:
-        asked.out.write_text(line + "\n", encoding="utf-8")
+    if options.out:
+        options.out.write_text(line + "\n", encoding="utf-8")
     print(line)
     return int(any(value > LIMIT for value in most.values()))
 
@@ -158,18 +158,18 @@ def compare(name: str, cases: int, seed: int = 0, **changed: Any) -> dict[str, W
     """Return, by comparator, the largest differences over so many cases; `changed` replaces Objective's fields."""
     variant = VARIANTS[name]
     draw = random.Random(f"{seed}:{name}")
-    found = {"derived": Worst()}
+    differences = {"derived": Worst()}
     trainer = trl_trainer() if variant.trl is not None else None
     if trainer is not None:
-        found[f"trl {trl_version()}"] = Worst()
+        differences[f"trl {trl_version()}"] = Worst()
     for _ in range(cases):
         case = random_case(draw, variant)
-        got = ours(case, variant, **changed)
+        values = ours(case, variant, **changed)
         derived = FORMULAS[name](case)
-        found["derived"].add(got, Result(derived.value, derived.slope))
+        differences["derived"].add(values, Result(derived.value, derived.slope))
         if trainer is not None:
-            found[f"trl {trl_version()}"].add(got, of_trl(trainer, case, variant))
-    return found
+            differences[f"trl {trl_version()}"].add(values, of_trl(trainer, case, variant))
+    return differences
 
 
 def random_case(draw: random.Random, variant: Variant) -> Case:
@@ -212,15 +212,15 @@ def _within(sequence: formulas.Sequence, nats: float) -> list[float]:
     ]
 
 
-def named(settings: dict[str, Any], numbers: Numbers) -> dict[str, Any]:
+def settings_of(settings: dict[str, Any], numbers: Numbers) -> dict[str, Any]:
     """Return the settings, with the case's numbers for their names."""
-    known = vars(numbers)
-    return {name: known.get(value, value) for name, value in settings.items()}
+    numbers_by_name = vars(numbers)
+    return {name: numbers_by_name.get(value, value) for name, value in settings.items()}
 
 
 def ours(case: Case, variant: Variant, **changed: Any) -> Result:
     """`policy_loss` of the case as one pack."""
-    objective = Objective(**(named(variant.objective, case.numbers) | changed))
+    objective = Objective(**(settings_of(variant.objective, case.numbers) | changed))
     lengths = [len(each) for each in case.sequences]
     keys = [each.trajectory for each in case.sequences]
     shares = loss_weights(zip(keys, lengths, strict=True), variant.normalise)
@@ -281,7 +281,7 @@ def trl_version() -> str | None:
 
 def of_trl(trainer: Any, case: Case, variant: Variant) -> Result:
     """`_compute_loss` of a batch whose model gives the case's log-probabilities."""
-    wanted = named(variant.trl or {}, case.numbers)
+    settings = settings_of(variant.trl or {}, case.numbers)
     numbers, sequences = case.numbers, case.sequences
     longest = max(map(len, sequences))
 
@@ -291,7 +291,7 @@ def of_trl(trainer: Any, case: Case, variant: Variant) -> Result:
 
     mask = torch.tensor([[t < len(each) for t in range(longest)] for each in sequences])
     policy = padded("policy").requires_grad_()
-    old = padded("proximal" if wanted.get("old") == "q" else "behaviour")
+    old = padded("proximal" if settings.get("old") == "q" else "behaviour")
     none = torch.zeros(len(sequences), 1, dtype=torch.long)
     inputs = {
         "prompt_ids": none,
@@ -308,13 +308,13 @@ def of_trl(trainer: Any, case: Case, variant: Variant) -> Result:
     }
     stub = SimpleNamespace(
         args=SimpleNamespace(delta=None, use_bias_correction_kl=False),
-        loss_type=wanted["loss_type"],
+        loss_type=settings["loss_type"],
         importance_sampling_level="token",
         epsilon_low=numbers.clip_low,
         epsilon_high=numbers.clip_high,
-        beta=wanted.get("beta", 0.0),
-        use_vllm="weight" in wanted,
-        vllm_importance_sampling_correction="weight" in wanted,
+        beta=settings.get("beta", 0.0),
+        use_vllm="weight" in settings,
+        vllm_importance_sampling_correction="weight" in settings,
         max_completion_length=longest,
         _entropy_bonus_enabled=False,
         use_adaptive_entropy=False,

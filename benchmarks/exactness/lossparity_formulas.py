@@ -188,16 +188,16 @@ def ppo(tape: Tape, i: int, t: int) -> Dual:
     """PPO eq. 7 against the behaviour policy, as TRL's GRPO."""
     sequence, n = tape.sequences[i], tape.numbers
     ratio = (tape.policy(i, t) - sequence.behaviour[t]).exp()
-    held = clip(ratio, 1 - n.clip_low, 1 + n.clip_high)
-    return -least(ratio * sequence.advantage, held * sequence.advantage)
+    clipped = clip(ratio, 1 - n.clip_low, 1 + n.clip_high)
+    return -least(ratio * sequence.advantage, clipped * sequence.advantage)
 
 
 def decoupled(tape: Tape, i: int, t: int) -> Dual:
     """Decoupled PPO (arXiv 2110.00641): PPO's clip against the proximal policy."""
     sequence, n = tape.sequences[i], tape.numbers
     ratio = (tape.policy(i, t) - sequence.proximal[t]).exp()
-    held = clip(ratio, 1 - n.clip_low, 1 + n.clip_high)
-    return -least(ratio * sequence.advantage, held * sequence.advantage)
+    clipped = clip(ratio, 1 - n.clip_low, 1 + n.clip_high)
+    return -least(ratio * sequence.advantage, clipped * sequence.advantage)
 
 
 def truncated(tape: Tape, i: int, t: int) -> Dual:

@@ -92,9 +92,9 @@ class Scored(nn.Module):
         """Tokens [1, L] with their places [3, 1, L], screens' features [S, H] -> a loss."""
         embedded = self.inner.embed_tokens(ids)
         before, after = embedded[:, :1], embedded[:, 1 + len(features) :]
-        shown = torch.cat([before, features.to(embedded.dtype)[None], after], 1)
+        embeds = torch.cat([before, features.to(embedded.dtype)[None], after], 1)
         hidden = self.inner(
-            inputs_embeds=shown,
+            inputs_embeds=embeds,
             position_ids=positions,
             attention_mask=torch.empty(1, 1, 1, 1),  # four axes: taken as finished, and ignored
             use_cache=False,
@@ -123,8 +123,8 @@ def tree_of(kind: str, text: dict[str, Any], layers: int) -> dict[str, Any]:
     for key in ("rope_scaling", "rope_parameters"):
         if key in inner:
             inner[key] = {**inner[key], "mrope_section": sections}
-    seen = "hidden_size" if kind == "qwen2_vl" else "out_hidden_size"
-    tree["vision_config"] |= {seen: text["hidden_size"]}
+    hidden_key = "hidden_size" if kind == "qwen2_vl" else "out_hidden_size"
+    tree["vision_config"] |= {hidden_key: text["hidden_size"]}
     return tree
 
 
@@ -165,13 +165,13 @@ def counted(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> int:
                 root(*inputs).backward()  # type: ignore[no-untyped-call]
                 tracker.reset_mod_stats()
             optimizer.step()
-        (found,) = tracker.get_tracker_snapshot("peak").values()
-        return int(found["Total"])
+        (peak,) = tracker.get_tracker_snapshot("peak").values()
+        return int(peak["Total"])
 
 
 def _model(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> Any:
-    given = {key: value for key, value in tree.items() if key != "model_type"}
-    config = AutoConfig.for_model(kind, **given)
+    settings = {key: value for key, value in tree.items() if key != "model_type"}
+    config = AutoConfig.for_model(kind, **settings)
     config._attn_implementation = ATTENTION  # noqa: SLF001 - transformers has no other
     tied = is_tied(tree)
     config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = tied
@@ -185,8 +185,8 @@ def _model(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> Any:
 
 def predicted(tree: dict[str, Any], setup: TrainerSetup) -> TrainerMemory:
     """Doctor's formulas of the same update: no frozen tower stands beside it."""
-    found = trainer_memory(shape_of(tree), setup, whole_gradients=0)
-    return replace(found, permanent={**found.permanent, "frozen": 0})
+    memory = trainer_memory(shape_of(tree), setup, whole_gradients=0)
+    return replace(memory, permanent={**memory.permanent, "frozen": 0})
 
 
 def main() -> None:
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--recompute", action="store_true")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    text, found = SMALL if options.small else SEVEN_B, []
+    text, results = SMALL if options.small else SEVEN_B, []
     for tokens in options.tokens:
         for layers in options.layers:
             tree = tree_of(options.kind, text, layers)
@@ -214,7 +214,7 @@ def main() -> None:
             began = time.monotonic()
             count, formula = counted(options.kind, tree, setup), predicted(tree, setup)
             error = formula.peak / count - 1
-            found.append(
+            results.append(
                 {"tokens": tokens, "layers": layers, "counted": count, "formula": formula.peak}
             )
             print(
@@ -224,8 +224,8 @@ def main() -> None:
                 f"{time.monotonic() - began:.0f} s",
                 flush=True,
             )
-    worst = max(abs(each["formula"] / each["counted"] - 1) for each in found)
-    print(json.dumps({"cases": found, "worst": worst}))
+    worst = max(abs(each["formula"] / each["counted"] - 1) for each in results)
+    print(json.dumps({"cases": results, "worst": worst}))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from benchmarks.run_times import step_times
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import BatchRow, TrajectoryRow
 
-KEPT = ("finished", "batched", "trained")
+KEPT_STATES = ("finished", "batched", "trained")
 LOSSES = ("lease_expired", "worker_lost", "cancelled", "incomplete")
 """Reasons for which no finished trajectory may be dropped."""
 CUT = ("worker_lost", "lease_expired")
@@ -48,7 +48,7 @@ class FinishedTrajectories:
 
 
 def _is_finished(row: TrajectoryRow) -> bool:
-    return row.state in KEPT or (row.state == "dropped" and row.outcome in ("pass", "fail"))
+    return row.state in KEPT_STATES or (row.state == "dropped" and row.outcome in ("pass", "fail"))
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ def lineage(log: Iterable[str]) -> Lineage:
     for line in log:
         if _STARTS.search(line):
             lives, last = lives + 1, 0
-        elif found := _RESUMES.search(line):
-            last = int(found[1])
-        elif found := _TRAINED.search(line):
-            batch = int(found[1])
+        elif match := _RESUMES.search(line):
+            last = int(match[1])
+        elif match := _TRAINED.search(line):
+            batch = int(match[1])
             doubled += batch <= last
             passed_over += max(0, batch - last - 1)
             retrained += last < batch <= newest
@@ -101,7 +101,7 @@ def audit(reader: Reader, finished: FinishedTrajectories, trainer_log: Iterable[
         filed.setdefault(step.trajectory_id, set()).add(step.step)
     lost = {each for each in finished.ids if _is_lost(rows.get(each))}
     gaps = {row.id: _missing(filed.get(row.id, set()), row.steps) for row in rows.values()}
-    lost |= {row.id for row in rows.values() if row.state in KEPT and gaps[row.id]}
+    lost |= {row.id for row in rows.values() if row.state in KEPT_STATES and gaps[row.id]}
     cut = [row for row in rows.values() if row.reason in CUT]
     batches = reader.batches()
     in_batches = Counter(
@@ -146,5 +146,5 @@ def _is_lost(row: TrajectoryRow | None) -> bool:
 
 def _missing(filed: set[int], steps: int | None) -> int:
     """Count the steps without a row among the first `steps`, or, for None, below the last one that has a row."""
-    wanted = max(filed, default=-1) + 1 if steps is None else steps
-    return wanted - len(filed & set(range(wanted)))
+    expected = max(filed, default=-1) + 1 if steps is None else steps
+    return expected - len(filed & set(range(expected)))

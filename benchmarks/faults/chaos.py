@@ -120,11 +120,17 @@ def commands(
     config: Config, arguments: argparse.Namespace, overrides: list[str]
 ) -> dict[str, list[str]]:
     """Those of `dart up`, and a `dart status` if it is to be killed, too; data last."""
-    given = [str(arguments.config), *(part for each in overrides for part in ("--set", each))]
-    found = commands_of(config, given)
+    arguments_of_up = [
+        str(arguments.config),
+        *(part for each in overrides for part in ("--set", each)),
+    ]
+    role_commands = commands_of(config, arguments_of_up)
     if STATUS in arguments.roles.split(","):
-        found = {STATUS: [STATUS, *given, "--json", "--watch", "1"], **found}
-    return found
+        role_commands = {
+            STATUS: [STATUS, *arguments_of_up, "--json", "--watch", "1"],
+            **role_commands,
+        }
+    return role_commands
 
 
 def is_broken(result: dict[str, Any]) -> bool:

@@ -105,9 +105,9 @@ async def _give_weights(address: str, folder: Path) -> None:
 
     from dart_cli.weights.file import FileChannel
 
-    found = FileChannel(folder).publish({"w": torch.zeros(1)}, 2)
+    publication = FileChannel(folder).publish({"w": torch.zeros(1)}, 2)
     message = WeightsPublished(
-        policy_version=2, path=str(found.path), digest=found.digest, updates=2
+        policy_version=2, path=str(publication.path), digest=publication.digest, updates=2
     )
     async with (
         asyncio.timeout(DEADLINE_S),
@@ -127,7 +127,7 @@ async def _is_up(address: str) -> None:
 
     Raises DeadlineError, or TimeoutError where the telemetry is dead.
     """
-    asked = time.time()
+    asked_at = time.time()
     async with (
         asyncio.timeout(DEADLINE_S),
         Requester(address, name="fuzz", peer="dart data") as requester,
@@ -135,9 +135,9 @@ async def _is_up(address: str) -> None:
         while True:
             reply = await requester.request(StatusRequest(), DEADLINE_S)
             assert isinstance(reply, StatusReply)
-            seen = Snapshot.model_validate(reply.snapshot)
-            rollouts = [each for each in seen.processes if each.worker == "rollout-0"]
-            if any(seen.now - each.heartbeat_age_s > asked for each in rollouts):
+            snapshot = Snapshot.model_validate(reply.snapshot)
+            rollouts = [each for each in snapshot.processes if each.worker == "rollout-0"]
+            if any(snapshot.now - each.heartbeat_age_s > asked_at for each in rollouts):
                 return
             await asyncio.sleep(0.05)
 
@@ -146,7 +146,7 @@ class _Answers:
     """What comes back at a DEALER: how much is still to come, and what told of a broken handler."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self.wanted = self.broken = 0
+        self.expected = self.broken = 0
         self._socket = socket
 
     async def drain(self) -> None:
@@ -156,11 +156,11 @@ class _Answers:
                 try:
                     frames = self._socket.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
-                    if self.wanted <= 0:
+                    if self.expected <= 0:
                         return
                     await asyncio.sleep(0)  # the service's turn; it may share this loop
                     continue
-                self.wanted -= 1
+                self.expected -= 1
                 with contextlib.suppress(ProtocolError):
                     answer = decode(frames[1:])
                     self.broken += isinstance(answer, ErrorReply) and " failed at " in answer.error
@@ -181,14 +181,14 @@ class _Progress:
 
     def __init__(self, what: str, of: int) -> None:
         self._what, self._of = what, of
-        self._began = self._said = time.monotonic()
+        self._began = self._last_line = time.monotonic()
 
-    def tell(self, done: int) -> None:
+    def tell(self, completed: int) -> None:
         """So many are done."""
-        if (now := time.monotonic()) - self._said >= SAY_S:
-            self._said = now
-            pace = done / (now - self._began)
-            print(f"{done:,} of {self._of:,} {self._what}, {pace:,.0f}/s", file=sys.stderr)
+        if (now := time.monotonic()) - self._last_line >= SAY_S:
+            self._last_line = now
+            pace = completed / (now - self._began)
+            print(f"{completed:,} of {self._of:,} {self._what}, {pace:,.0f}/s", file=sys.stderr)
 
 
 KINDS = {DATA: zmq.DEALER, "rollout-0": zmq.DEALER, TELEMETRY_IN: zmq.XPUB, TELEMETRY_OUT: zmq.XSUB}
@@ -225,7 +225,7 @@ async def fuzz_sockets(config: Config, count: int, seed: int) -> dict[str, Any]:
                 if name in answers:
                     length = chance.choice([16, 16, 16, chance.randrange(40)])
                     key = chance.choice([b"\1" * 16, chance.randbytes(length)])
-                    answers[name].wanted += len(key) == 16
+                    answers[name].expected += len(key) == 16
                     await _sent(sockets[name], [key, *frames])
                 elif KINDS[name] == zmq.XSUB:
                     # A frame a message: it keeps parts of longer ones back and then aborts itself.
@@ -250,7 +250,7 @@ async def fuzz_sockets(config: Config, count: int, seed: int) -> dict[str, Any]:
         "messages_by_socket": dict(sorted(sent.items())),
         "messages_per_s": round(pace),
         "crashed": sum(each.broken for each in answers.values()),
-        "unanswered": sum(each.wanted for each in answers.values()),
+        "unanswered": sum(each.expected for each in answers.values()),
         "changed": int(changed),
     }
 
@@ -319,8 +319,8 @@ def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
             store.begin_run(0, "{}", [])
 
     def take_weights() -> None:
-        if found := newest_version(run_dir / "weights"):
-            check_files(found.path, check_announced(found.path, found.policy_version, ""))
+        if version := newest_version(run_dir / "weights"):
+            check_files(version.path, check_announced(version.path, version.policy_version, ""))
 
     yield "configuration", lambda: read_run(run_dir)
     yield "database", read_all
@@ -343,7 +343,7 @@ def fuzz_files(run_dir: Path, count: int, seed: int) -> dict[str, Any]:
             copy = Path(folder) / "run"
             shutil.copytree(run_dir, copy, ignore=_no_sockets)
             os.truncate(copy / victim, chance.randrange((run_dir / victim).stat().st_size + 1))
-            crashed += [f"{victim}: {told}" for told in _broken(readers(copy))]
+            crashed += [f"{victim}: {problem}" for problem in _broken(readers(copy))]
     return {"files": count, "files_crashed": sorted(set(crashed))}
 
 
@@ -395,14 +395,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in ("strangers", "requests"):
             Path(folder, name).mkdir(mode=0o700)
-        strange, asked = (
+        strange, options = (
             Config.model_validate(
                 {"run": {"dir": Path(folder, name)}, "rollout": {"engine": "scripted"}}
             )
             for name in ("strangers", "requests")
         )
         result |= asyncio.run(fuzz_sockets(strange, arguments.messages, arguments.seed))
-        result |= asyncio.run(fuzz_requests(asked, arguments.messages // 10, arguments.seed))
+        result |= asyncio.run(fuzz_requests(options, arguments.messages // 10, arguments.seed))
     if arguments.run:
         result |= fuzz_files(arguments.run, arguments.files, arguments.seed)
     result |= fuzz_configs(arguments.configs, arguments.seed)

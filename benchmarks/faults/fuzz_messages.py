@@ -107,12 +107,12 @@ def _hints(kind: type[Message]) -> dict[str, Any]:
 
 def corpus(chance: random.Random, each: int = 5) -> list[list[bytes]]:
     """Frames of well-formed messages of every kind."""
-    found: list[list[bytes]] = []
-    while len(found) < each * len(MESSAGES):
+    messages: list[list[bytes]] = []
+    while len(messages) < each * len(MESSAGES):
         with contextlib.suppress(ProtocolError):  # an int that msgpack cannot carry
-            kind = list(MESSAGES.values())[len(found) // each]
-            found.append(encode(random_message(kind, chance)))
-    return found
+            kind = list(MESSAGES.values())[len(messages) // each]
+            messages.append(encode(random_message(kind, chance)))
+    return messages
 
 
 def mutated(frames: list[bytes], chance: random.Random) -> list[bytes]:
@@ -156,11 +156,11 @@ def is_message(frames: list[bytes]) -> bool:
 
 def strangers(count: int, chance: random.Random) -> Iterator[list[bytes]]:
     """`count` mutated messages that are not valid."""
-    known: list[list[bytes]] = []
+    messages: list[list[bytes]] = []
     while count:
-        if count % FRESH == 0 or not known:
-            known = corpus(chance)
-        frames = mutated(chance.choice(known), chance)
+        if count % FRESH == 0 or not messages:
+            messages = corpus(chance)
+        frames = mutated(chance.choice(messages), chance)
         if not is_message(frames):
             count -= 1
             yield frames

@@ -72,8 +72,8 @@ def local_cluster(*resources: Mapping[str, Any]) -> Iterator[LocalCluster]:
         assert process.stdout is not None
         assert process.stdin is not None
         try:
-            told = json.loads(process.stdout.readline())
-            yield LocalCluster(told["address"], told["nodes"], environment, process)
+            answer = json.loads(process.stdout.readline())
+            yield LocalCluster(answer["address"], answer["nodes"], environment, process)
         finally:
             process.stdin.close()
             process.wait(_END_S)

@@ -49,16 +49,16 @@ def _success(reader: Reader, batches: int) -> list[tuple[int, float]]:
     versions = [version for version, _ in sorted(marks)]
     numbers = [number for _, number in sorted(marks)]
     bucket = max(1, -(-batches // POINTS))
-    found: dict[int, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    passes: dict[int, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for task_id, row in outcomes(reader):
         if row.counted and row.oldest_version is not None:
             at = bisect_right(versions, row.oldest_version)
-            played = numbers[at - 1] if at else 0
-            found[played // bucket][task_id].append(row.outcome == "pass")
-    most = max((len(tasks) for tasks in found.values()), default=0)
+            trajectories = numbers[at - 1] if at else 0
+            passes[trajectories // bucket][task_id].append(row.outcome == "pass")
+    most = max((len(tasks) for tasks in passes.values()), default=0)
     return [
         (place * bucket, sum(sum(each) / len(each) for each in tasks.values()) / len(tasks))
-        for place, tasks in sorted(found.items())
+        for place, tasks in sorted(passes.items())
         if 2 * len(tasks) >= most
     ]
 

@@ -50,14 +50,14 @@ def play(arm: str, seed: int, options: argparse.Namespace, folder: Path) -> dict
         command = [sys.executable, "-m", "dart_cli", "up", options.config]
         if cluster is not None:
             command += ["--ray", cluster.address]
-        for given in (
+        for setting in (
             f"run.dir={run_dir}",
             f"run.seed={seed}",
             f"train.updates={options.updates}",
             f"eval.episodes={options.episodes}",
             *options.set,
         ):
-            command += ["--set", given]
+            command += ["--set", setting]
         environment: Mapping[str, str] = os.environ if cluster is None else cluster.environment
         began = time.monotonic()
         child = subprocess.Popen(
@@ -73,7 +73,7 @@ def play(arm: str, seed: int, options: argparse.Namespace, folder: Path) -> dict
         assert child.stdout is not None
         printed = child.stdout.read()
         if child.wait() != 0:
-            sys.exit("\n".join(watch.said[-20:]))
+            sys.exit("\n".join(watch.lines[-20:]))
     result = json.loads(printed.splitlines()[-1])
     row = {
         "arm": arm,
@@ -89,15 +89,15 @@ def play(arm: str, seed: int, options: argparse.Namespace, folder: Path) -> dict
         "minutes_with_evaluations": round((time.monotonic() - began) / 60, 2),
     }
     with open_reader(run_dir) as reader, (run_dir / "logs" / "train.log").open() as log:
-        found = audit(reader, watch.finished, log)
+        audited = audit(reader, watch.finished, log)
     row["audit"] = {
         "seen_finished": len(watch.finished.ids),
         **{
-            key: getattr(found, key)
+            key: getattr(audited, key)
             for key in ("finished_lost", "double_trained", "never_trained", "steps_lost_max", "cut")
         },
     }
-    row["success_while_training"] = while_training(watch.said)
+    row["success_while_training"] = while_training(watch.lines)
     if watch.killed:
         row["killed"] = watch.killed
     return row
@@ -105,11 +105,13 @@ def play(arm: str, seed: int, options: argparse.Namespace, folder: Path) -> dict
 
 def while_training(lines: Sequence[str]) -> dict[int, float]:
     """Success by the updates done, nearest to each tenth, as `dart up` told it."""
-    found = (_PROGRESS.search(line) for line in lines)
-    told = {int(each[1]): float(each[2]) for each in found if each and each[2] != "-"}
-    last = max(told, default=0)
+    matches = (_PROGRESS.search(line) for line in lines)
+    seconds_by_update = {
+        int(each[1]): float(each[2]) for each in matches if each and each[2] != "-"
+    }
+    last = max(seconds_by_update, default=0)
     return {
-        tenth: told[min(told, key=lambda done: abs(done - tenth))]
+        tenth: seconds_by_update[min(seconds_by_update, key=lambda update: abs(update - tenth))]
         for tenth in range(_EACH, last + _EACH // 2, _EACH)
     }
 
@@ -120,7 +122,7 @@ class Watch:
     def __init__(
         self, child: subprocess.Popen[str], run_dir: Path, victim: LocalCluster | None, updates: int
     ) -> None:
-        self.finished, self.said = FinishedTrajectories(), list[str]()
+        self.finished, self.lines = FinishedTrajectories(), list[str]()
         self.killed: dict[str, Any] = {}
         self._child, self._run_dir, self._victim, self._updates = child, run_dir, victim, updates
         self._nodes: dict[str, tuple[str, float]] = {}  # worker -> node, since when
@@ -132,13 +134,13 @@ class Watch:
         killed_at = 0.0
         while self._child.poll() is None:
             time.sleep(_POLL_S)
-            done = self._look()
-            if self._victim is not None and not killed_at and done >= self._updates // 2:
+            updates = self._look()
+            if self._victim is not None and not killed_at and updates >= self._updates // 2:
                 node = self._nodes["env-0"][0]
                 lost = sorted(name for name, (where, _) in self._nodes.items() if where == node)
                 self._victim.kill(node)
                 killed_at = time.monotonic()
-                self.killed = {"processes": lost, "after_updates": done}
+                self.killed = {"processes": lost, "after_updates": updates}
         listening.join()
         if killed_at:
             again = (self._nodes[name][1] for name in self.killed["processes"])
@@ -156,10 +158,10 @@ class Watch:
     def _listen(self) -> None:
         assert self._child.stderr is not None
         for line in self._child.stderr:
-            self.said.append(line.rstrip())
+            self.lines.append(line.rstrip())
             print(line, end="", file=sys.stderr, flush=True)
-            if found := _RUNS_ON.search(line):
-                self._nodes[found[1]] = (found[2], time.monotonic())
+            if match := _RUNS_ON.search(line):
+                self._nodes[match[1]] = (match[2], time.monotonic())
 
 
 def main() -> None:

@@ -135,19 +135,19 @@ class WeightsByVersion(list[Weights]):
 
     def __init__(self, policy: LoadedPolicy) -> None:
         super().__init__()
-        self._made: dict[int, Weights] = {}  # a few, the newest last
+        self._cache: dict[int, Weights] = {}  # a few, the newest last
         self._start = {name: t.clone() for name, t in weight_tensors(policy.model).items()}
 
     def __getitem__(self, version: int) -> Weights:  # type: ignore[override]
-        if version not in self._made:
+        if version not in self._cache:
             generator = torch.Generator().manual_seed(version)
-            self._made[version] = {
+            self._cache[version] = {
                 name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator) * (version > 0)
                 for name, tensor in self._start.items()
             }
-            for old in list(self._made)[:-4]:
-                del self._made[old]
-        return self._made[version]
+            for old in list(self._cache)[:-4]:
+                del self._cache[old]
+        return self._cache[version]
 
 
 # --- the trainer's process --------------------------------------------------------------------
@@ -167,24 +167,30 @@ async def train(config: Config, last: int, every_s: float) -> None:
             replier = await stack.enter_async_context(Replier(address, curve=curve))
             await stack.enter_async_context(background(replier.serve(channel.answer)))
         hello = TrainerHello(policy_version=-1, last_batch_id=0, updates=0)
-        known = await data.request(hello, REQUEST_S)
-        assert isinstance(known, HelloReply)
-        taken = [known.policy_version, *versions(weights_dir(config))]
-        at = None if known.policy_version < 0 else KnownVersion(known.policy_version, known.digest)
-        for version in range(max(taken) + 1, last + 1):
+        welcome = await data.request(hello, REQUEST_S)
+        assert isinstance(welcome, HelloReply)
+        versions_in_use = [welcome.policy_version, *versions(weights_dir(config))]
+        at = (
+            None
+            if welcome.policy_version < 0
+            else KnownVersion(welcome.policy_version, welcome.digest)
+        )
+        for version in range(max(versions_in_use) + 1, last + 1):
             began = time.monotonic()
-            if version == max(taken) + 1:
-                made = await asyncio.to_thread(channel.resume, weights[version], version, (), at)
+            if version == max(versions_in_use) + 1:
+                publication = await asyncio.to_thread(
+                    channel.resume, weights[version], version, (), at
+                )
             else:
-                made = await asyncio.to_thread(
+                publication = await asyncio.to_thread(
                     lambda v: channel.begin(weights[v], v).result(), version
                 )
-            assert made.policy_version == version
+            assert publication.policy_version == version
             await data.request(
                 WeightsPublished(
                     policy_version=version,
-                    path=str(made.path),
-                    digest=made.digest,
+                    path=str(publication.path),
+                    digest=publication.digest,
                     updates=version,
                 ),
                 REQUEST_S,
@@ -202,7 +208,7 @@ class Soak:
 
     file: Path
     arguments: argparse.Namespace
-    done: list[tuple[ActRequest, Completion]] = field(default_factory=list)
+    answers: list[tuple[ActRequest, Completion]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)
@@ -252,7 +258,7 @@ class Soak:
             "channel": self.arguments.channel,
             "updates": self.arguments.updates,
             "workers": len(names),
-            "requests": len(self.done),
+            "requests": len(self.answers),
             "aborted": len(self.failed),
             "wrong_spans": len(self.wrong),
             "hanging": []
@@ -317,15 +323,15 @@ class Soak:
         while not self._ending:
             task = tasks[(client + step) % len(tasks)]
             seed = CLIENTS * step + client
-            seen, info = env.reset(seed=seed, options={"task": task})
+            observation, info = env.reset(seed=seed, options={"task": task})
             request = ActRequest(
                 trajectory_id=f"t{client}-{step}",
                 step=0,
                 instruction=str(info.get("instruction", task.instruction)),
                 turns=[],
-                screenshot=seen.screenshot,
-                width=seen.width,
-                height=seen.height,
+                screenshot=observation.screenshot,
+                width=observation.width,
+                height=observation.height,
                 sampling=Sampling(temperature=1.0, max_tokens=TOKENS, seed=seed),
             )
             try:
@@ -345,14 +351,14 @@ class Soak:
             return
         spans, length = completion.sampled.version_spans, len(completion.sampled)
         edges = [0, *(edge for span in spans for edge in (span.start, span.end)), length]
-        told = [span.version for span in spans]
+        span_versions = [span.version for span in spans]
         if (
             edges[::2] != edges[1::2]
-            or told != sorted(set(told))
-            or not 0 <= told[0] <= told[-1] <= self.arguments.updates
+            or span_versions != sorted(set(span_versions))
+            or not 0 <= span_versions[0] <= span_versions[-1] <= self.arguments.updates
         ):
             self.wrong.append(f"{request.trajectory_id}: {spans} of {length} tokens")
-        self.done.append((request, completion))
+        self.answers.append((request, completion))
 
     async def kill(self, workers: list[str]) -> None:
         """Strike the sides in turn, until cancelled."""
@@ -387,20 +393,20 @@ class Soak:
         """Return the largest error of completions of several versions."""
         policy = load_policy(config.model.path)
         weights = WeightsByVersion(policy)
-        mixed = [pair for pair in self.done if len(pair[1].sampled.version_spans) > 1]
+        mixed = [pair for pair in self.answers if len(pair[1].sampled.version_spans) > 1]
         scored = mixed[:: max(1, len(mixed) // SCORED)][:SCORED]
         worst = 0.0
         for request, completion in scored:
-            asked = GenerateRequest(
+            replay = GenerateRequest(
                 request_id=request.trajectory_id,
                 prompt_token_ids=completion.prompt_token_ids,
                 images=[request.screenshot],
                 sampling=request.sampling,
             )
-            drawn = Generation(completion.sampled, completion.stop, 0.0, 0.0)
-            replayed = torch.tensor(replayed_logprobs(policy, asked, drawn, weights))
-            told = torch.tensor(completion.sampled.behaviour_logprobs)
-            worst = max(worst, float((told - replayed).abs().max()))
+            generation = Generation(completion.sampled, completion.stop, 0.0, 0.0)
+            replayed = torch.tensor(replayed_logprobs(policy, replay, generation, weights))
+            behaviour = torch.tensor(completion.sampled.behaviour_logprobs)
+            worst = max(worst, float((behaviour - replayed).abs().max()))
         return {
             "completions_of_several_versions": len(mixed),
             "scored": len(scored),
@@ -411,12 +417,12 @@ class Soak:
         """Return what the workers told data of their rounds."""
         with open_reader(config.run.dir) as reader:
             rows = list(reader.syncs())
-        taken = [row for row in rows if not row.error]
+        successes = [row for row in rows if not row.error]
         errors = {row.error.replace(str(config.run.dir), "RUN")[:120] for row in rows if row.error}
-        halts = sorted(1e3 * (row.pause_s) for row in taken)
+        halts = sorted(1e3 * (row.pause_s) for row in successes)
         return {
-            "syncs": len(taken),
-            "refused": len(rows) - len(taken),
+            "syncs": len(successes),
+            "refused": len(rows) - len(successes),
             "refusals": sorted(errors)[:MOST_WRONG],
             "pause_p50_ms": round(statistics.median(halts or [0.0]), 1),
             "pause_max_ms": round(max(halts, default=0.0), 1),
@@ -426,7 +432,9 @@ class Soak:
 def rounds(log: Path) -> dict[str, object]:
     """Broadcasts that the trainer's log has, and how many workers took part in each."""
     text = log.read_text(encoding="utf-8", errors="replace")
-    sizes = Counter(found.count(",") + 1 for found in re.findall(r"bytes to (.*) in ", text))
+    sizes = Counter(
+        receivers.count(",") + 1 for receivers in re.findall(r"bytes to (.*) in ", text)
+    )
     return {
         "broadcasts": dict(sorted(sizes.items())),
         "broken": len(re.findall(r"broke off|was not joined", text)),

@@ -79,8 +79,8 @@ def within(module: str, function: str) -> Callable[[Any], dict[str, Any]]:
     """Return a function of a module that is imported when it is called, so that its packages are its own need."""
 
     def run(settings: Any) -> dict[str, Any]:
-        found: dict[str, Any] = getattr(importlib.import_module(module), function)(settings)
-        return found
+        figures: dict[str, Any] = getattr(importlib.import_module(module), function)(settings)
+        return figures
 
     return run
 
@@ -182,10 +182,10 @@ class Run:
             if receiver.poll(seconds):
                 result = json.loads(receiver.recv_bytes())
             elif seconds < check.seconds:
-                why = f"not over in the {seconds:.0f} s left to it{_asked(process, stack)}"
+                why = f"not over in the {seconds:.0f} s left to it{_stack_of(process, stack)}"
                 result = {"state": "left_out", "why": why}
             else:
-                result["why"] = f"not over after {seconds:.0f} s{_asked(process, stack)}"
+                result["why"] = f"not over after {seconds:.0f} s{_stack_of(process, stack)}"
         except EOFError:  # it ended and reported nothing
             process.join(END_S)
             result["why"] = f"its process ended with {process.exitcode}; was it out of memory?"
@@ -210,9 +210,9 @@ class Run:
     def write(self) -> None:
         """Write the report so far."""
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        self.out.write_text(self.told(self.report(), indent=1) + "\n")
+        self.out.write_text(self.as_text(self.report(), indent=1) + "\n")
 
-    def told(self, report: dict[str, Any], indent: int | None = None) -> str:
+    def as_text(self, report: dict[str, Any], indent: int | None = None) -> str:
         """Return a report as JSON, without the name of this machine's scratch folder."""
         return json.dumps(report, indent=indent).replace(str(self.scratch), "SCRATCH")
 
@@ -247,7 +247,7 @@ class Run:
         report = self.report()
         if report["left_out"]:
             print(f"left out: {', '.join(report['left_out'])}")
-        print(self.told(report), flush=True)
+        print(self.as_text(report), flush=True)
         return int(bool(report["failed"]))
 
     def watch(self) -> None:
@@ -290,7 +290,7 @@ def _child(check: Check, settings: Any, sender: Connection, stack: Path, seconds
             "why": str(error)
             if is_missed
             else f"{text} ({Path(where.filename).name}:{where.lineno})",
-            "found": getattr(error, "found", {}),
+            "found": getattr(error, "figures", {}),
         }
         if not is_missed:
             traceback.print_exc()
@@ -298,16 +298,16 @@ def _child(check: Check, settings: Any, sender: Connection, stack: Path, seconds
     sender.close()
 
 
-def _asked(process: BaseProcess, stack: Path) -> str:
+def _stack_of(process: BaseProcess, stack: Path) -> str:
     """Where a check is, by its own word; empty where it gives none."""
     if process.pid is None or not stack.exists():  # without a handler the signal would end it
         return ""
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGUSR1)
     until = time.monotonic() + STACK_S
-    while not (found := place(stack)) and time.monotonic() < until:
+    while not (text := place(stack)) and time.monotonic() < until:
         time.sleep(0.02)
-    return found
+    return text
 
 
 def place(stack: Path) -> str:
@@ -338,9 +338,9 @@ def requirements() -> list[str]:
     tree = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     missing = []
     for line in tree["project"]["dependencies"]:
-        found = re.match(r"[A-Za-z0-9_.-]+", line)
+        match = re.match(r"[A-Za-z0-9_.-]+", line)
         try:
-            metadata.version(found.group() if found else line)
+            metadata.version(match.group() if match else line)
         except metadata.PackageNotFoundError:
             missing.append(line)
     return missing
@@ -348,13 +348,13 @@ def requirements() -> list[str]:
 
 def versions() -> dict[str, str]:
     """Of what decides which checks can run."""
-    found = {"python": sys.version.split()[0]}
+    installed = {"python": sys.version.split()[0]}
     for name in ("torch", "transformers", "safetensors", "peft", "vllm", "pytest"):
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = ""
-    return found
+            installed[name] = ""
+    return installed
 
 
 def result_file(device: str, *, tiny: bool, only: Sequence[str]) -> Path:
@@ -407,10 +407,10 @@ def _warn() -> None:
     if missing := requirements():
         print(f"not installed: {', '.join(missing)}", flush=True)
     for name, oldest in TESTED.items():
-        found = versions()[name]
-        numbers = [int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit()]
-        if found and numbers < [int(part) for part in oldest.split(".")]:
-            print(f"{name} {found} is older than {oldest}: checks that need more are missed")
+        version = versions()[name]
+        numbers = [int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit()]
+        if version and numbers < [int(part) for part in oldest.split(".")]:
+            print(f"{name} {version} is older than {oldest}: checks that need more are missed")
 
 
 def _scratch() -> str | None:

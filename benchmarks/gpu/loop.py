@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.gpu.settings import ROOT, BrokenError, Found, Settings
+from benchmarks.gpu.settings import ROOT, BrokenError, Figures, Settings
 
 UPDATES = 3
 END_S = 30.0
@@ -26,20 +26,20 @@ END_S = 30.0
 NAME = "UI-TARS-1.5-7B"
 
 
-def loop(settings: Settings) -> Found:
+def loop(settings: Settings) -> Figures:
     """Three updates of adapters on every layer, with the parity gate on."""
     shutil.rmtree(settings.scratch / "shards", ignore_errors=True)  # the memory is needed
     began = time.monotonic()
     updates = 1 if settings.tiny else UPDATES
-    config = _written(settings, updates)
-    found: Found = {"seconds_to_make_the_model": round(time.monotonic() - began, 1)}
-    found |= _played(config, settings.seconds - END_S - (time.monotonic() - began))
-    if found["updates"] < updates:
-        raise BrokenError(f"{found['updates']} of {updates} updates: {found['end']}", found)
-    return found
+    config = _write_config(settings, updates)
+    figures: Figures = {"seconds_to_make_the_model": round(time.monotonic() - began, 1)}
+    figures |= _play(config, settings.seconds - END_S - (time.monotonic() - began))
+    if figures["updates"] < updates:
+        raise BrokenError(f"{figures['updates']} of {updates} updates: {figures['end']}", figures)
+    return figures
 
 
-def _written(settings: Settings, updates: int) -> Path:
+def _write_config(settings: Settings, updates: int) -> Path:
     """Return the configuration, its model folder and its suite."""
     from dart_cli.config.load import load_config
     from dart_cli.config.model_folder import read_json
@@ -116,7 +116,7 @@ def _free(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def _played(config: Path, seconds: float) -> Found:
+def _play(config: Path, seconds: float) -> Figures:
     """`dart up` for at most `seconds`; what its run directory tells."""
     from dart_cli.config.load import load_config
 
@@ -136,15 +136,15 @@ def _played(config: Path, seconds: float) -> Found:
             except subprocess.TimeoutExpired:
                 child.kill()
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    found: Found = {
+    figures: Figures = {
         "end": end,
         "seconds": round(time.monotonic() - began, 1),
         "last_lines": lines[-12:],
     }
-    return found | _told(run)
+    return figures | _figures_of(run)
 
 
-def _told(run: Path) -> Found:
+def _figures_of(run: Path) -> Figures:
     """Return the counts and times of a run's database."""
     from bus.errors import DartError
     from dart_cli.data.store.open import open_reader
@@ -198,9 +198,9 @@ def _mean(values: Any) -> float | None:
 
 def _rounded(curves: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """Return the first values of each metric of times, memory and parity, and the last."""
-    kept = ("_s", "parity", "loss", "tokens", "memory", "_gb", "kl", "sees", "mfu")
+    marks = ("_s", "parity", "loss", "tokens", "memory", "_gb", "kl", "sees", "mfu")
     return {
         name: [float(f"{value:.4g}") for value in (*values[:3], *values[3:][-1:])]
         for name, values in curves.items()
-        if any(part in name for part in kept)
+        if any(part in name for part in marks)
     }

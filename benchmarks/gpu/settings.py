@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dart_cli.config.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]
-Found = dict[str, Any]
+Figures = dict[str, Any]
 
 
 class MissedError(Exception):
@@ -27,11 +27,11 @@ class MissedError(Exception):
 
 
 class BrokenError(Exception):
-    """A promise does not hold; `found` is what was measured."""
+    """A promise does not hold; `figures` is what was measured."""
 
-    def __init__(self, why: str, found: Found) -> None:
+    def __init__(self, why: str, figures: Figures) -> None:
         super().__init__(why)
-        self.found = found
+        self.figures = figures
 
 
 @dataclass(frozen=True)
@@ -78,19 +78,19 @@ class Clock:
 @contextmanager
 def peak_memory(device: str) -> Iterator[dict[str, float]]:
     """Within, `gb` and `reserved_gb` are not known; afterwards they are the peak's; 0 on a CPU."""
-    found = {"gb": 0.0, "reserved_gb": 0.0}
+    peak = {"gb": 0.0, "reserved_gb": 0.0}
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
-    yield found
+    yield peak
     if device.startswith("cuda"):
-        found["gb"] = torch.cuda.max_memory_allocated() / 1e9
-        found["reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
+        peak["gb"] = torch.cuda.max_memory_allocated() / 1e9
+        peak["reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
 
 
-def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+def relative(values: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the norm of the difference over that of `expected`."""
-    found, expected = found.detach(), expected.detach()
-    difference = torch.linalg.vector_norm(found.double() - expected.double())
+    values, expected = values.detach(), expected.detach()
+    difference = torch.linalg.vector_norm(values.double() - expected.double())
     return float(difference / torch.linalg.vector_norm(expected.double()))
 
 

@@ -54,7 +54,7 @@ class GpuSpeed:
 
 H100 = GpuSpeed("H100 80 GB", 85_520_000_000, 989e12, 3.35e12)
 H200 = GpuSpeed("H200 141 GB", 150_750_000_000, 989e12, 4.8e12)
-_KNOWN = {
+_BY_NAME = {
     "B200": GpuSpeed("B200", 192_000_000_000, 2250e12, 8.0e12),
     "H200": H200,
     "GH200": H200,
@@ -68,7 +68,7 @@ _KNOWN = {
 
 def gpu_speed(name: str, memory: int) -> GpuSpeed | None:
     """Return the kind of a GPU that nvidia-smi calls `name`, with its own bytes; None for an unknown one."""
-    for part, kind in _KNOWN.items():
+    for part, kind in _BY_NAME.items():
         if part in name:
             return GpuSpeed(name, memory, kind.flops, kind.bandwidth)
     return None
@@ -105,19 +105,19 @@ def work_of(
     once where it `keeps` the features of the screens in play.
     """
     per_token, per_pair = 2.0 * shape.layers * shape.layer, 4.0 * shape.queries * shape.layers
-    seen = vision_flops(shape, screen)
+    vision = vision_flops(shape, screen)
     chained = sum(
         (per_token * tokens + per_pair * tokens**2 / 2) * (1 if count > 1 else share)
         for tokens, count in episode.chains
     )
     head = 2.0 * shape.embedding * completion * steps * share
-    trained = passes * (chained + head) + steps * seen
+    trained = passes * (chained + head) + steps * vision
     read, pairs, screens = episode.read, episode.pairs, episode.screens_read
     if not caches:
         read = episode.alone - steps * completion
         pairs = read**2 / steps / 2
         screens = read // max(1, screen)
-    prefilled = per_token * read + per_pair * pairs + (steps if keeps else screens) * seen
+    prefilled = per_token * read + per_pair * pairs + (steps if keeps else screens) * vision
     return Work(
         trained=episodes * trained,
         prefilled=episodes * prefilled,

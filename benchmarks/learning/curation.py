@@ -87,13 +87,13 @@ def main() -> None:
         arms = pick_arms(names, tune=arguments.tune)
         if budget:
             arms = [replace(arm, budget=budget) for arm in arms]
-        chosen = range(arguments.first_seed, arguments.first_seed + seeds)
-        result = measure(study, arms, chosen, arguments.levels, arguments.at_once)
+        seeds_to_play = range(arguments.first_seed, arguments.first_seed + seeds)
+        result = measure(study, arms, seeds_to_play, arguments.levels, arguments.at_once)
     except DartError as error:
         raise SystemExit(f"error: {error}") from None
     if arguments.out:
-        kept = {name: value for name, value in result.items() if name != "pictures"}
-        arguments.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        printed = {name: value for name, value in result.items() if name != "pictures"}
+        arguments.out.write_text(json.dumps(printed, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))
 
 
@@ -104,19 +104,21 @@ def measure(
     config = load_config(study.config, list(study.sets))
     if any(arm.needs_pool for arm in arms):
         collect_pool(study, tell)
-    named = {arm.name: arm for arm in arms}
+    arms_by_name = {arm.name: arm for arm in arms}
 
     def settings(cell: Cell) -> object:
-        return settings_of(load_config(study.config, study.sets_of(named[cell.arm])))
+        return settings_of(load_config(study.config, study.sets_of(arms_by_name[cell.arm])))
 
     def play(cell: Cell) -> Result:
         episodes, is_alone = config.eval.episodes, at_once == 1
-        return play_run(study, named[cell.arm], cell.seed, episodes=episodes, is_alone=is_alone)
+        return play_run(
+            study, arms_by_name[cell.arm], cell.seed, episodes=episodes, is_alone=is_alone
+        )
 
-    wanted = [Cell(name, seed) for seed in seeds for name in named]
+    cells_to_play = [Cell(name, seed) for seed in seeds for name in arms_by_name]
     cells = ResultCache(study.work / "results", settings)
-    results = play_missing(wanted, cells, play, at_once=at_once, tell=tell)
-    summary = summarize(results, named, levels)
+    results = play_missing(cells_to_play, cells, play, at_once=at_once, tell=tell)
+    summary = summarize(results, arms_by_name, levels)
     pictures = [study.work / "curation.png"]
     draw_curves(pictures[0], results, summary)
     if tasks := out_of_reach(results):
@@ -127,8 +129,8 @@ def measure(
 
 def draw_curves(path: Path, results: Mapping[Cell, Result], summary: Mapping[str, Any]) -> None:
     """Arms in panels of at most PANEL beside baseline and ours, against trajectories played."""
-    found, whole = _whole(results, summary)
-    others = [arm for arm in found if arm not in whole]
+    arms, whole = _whole(results, summary)
+    others = [arm for arm in arms if arm not in whole]
     groups = [others[at : at + PANEL] for at in range(0, len(others), PANEL)] or [[]]
     ends = sorted(
         {each for arm in summary["arms"].values() for each in arm["episodes_of_a_point"] if each}
@@ -155,9 +157,9 @@ def draw_out_of_reach(
     tasks: Sequence[str],
 ) -> None:
     """`tasks`, which the model hardly ever solves at first."""
-    found, whole = _whole(results, summary)
-    shown = [*whole, *(arm for arm in found if "pool" in arm)] or found[:PANEL]
-    lines = [line_of(arm, shown, results, summary, tasks) for arm in shown]
+    arms, whole = _whole(results, summary)
+    panels = [*whole, *(arm for arm in arms if "pool" in arm)] or arms[:PANEL]
+    lines = [line_of(arm, panels, results, summary, tasks) for arm in panels]
     title = f"the {len(tasks)} tasks that begin at {HOPELESS:.0%} or less"
     draw(path, [ArmPanel(title, "trajectories played", lines)], columns=1)
 
@@ -166,8 +168,8 @@ def _whole(
     results: Mapping[Cell, Result], summary: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
     """All arms, and of them baseline and ours."""
-    found = list(dict.fromkeys(cell.arm for cell in results))
-    return found, [arm for arm in (summary["baseline"], summary["ours"]) if arm in found]
+    arms = list(dict.fromkeys(cell.arm for cell in results))
+    return arms, [arm for arm in (summary["baseline"], summary["ours"]) if arm in arms]
 
 
 def line_of(

@@ -132,11 +132,11 @@ class Arm:
     def sets(self, pool: Path) -> list[str]:
         """Its `--set`, with the oracle's trajectories in `pool`; they end the run at its budget."""
         rate, schedule = self.rate or self.tuned[0], self.schedule or self.tuned[1]
-        found = [f"train.max_trajectories={self.trajectories}", *BASES[self.base]]
-        found += [each for part in self.parts for each in PARTS[part]]
-        found += [f"train.lr={rate}"] if rate else []
-        found += SCHEDULES[schedule] if schedule else ()
-        return [each.replace("{pool}", json.dumps(str(pool))) for each in found]
+        overrides = [f"train.max_trajectories={self.trajectories}", *BASES[self.base]]
+        overrides += [each for part in self.parts for each in PARTS[part]]
+        overrides += [f"train.lr={rate}"] if rate else []
+        overrides += SCHEDULES[schedule] if schedule else ()
+        return [each.replace("{pool}", json.dumps(str(pool))) for each in overrides]
 
     @property
     def needs_pool(self) -> bool:
@@ -153,7 +153,7 @@ def _older() -> dict[str, Arm]:
     return {"uniform": Arm(FILE), "all": Arm(FILE, every), **alone, **left_out}
 
 
-NAMED: dict[str, Arm] = {
+ARMS: dict[str, Arm] = {
     **_older(),
     "uniform-fast": Arm(FILE, rate="2.5e-4"),
     "online": Arm(FILE, ("online",)),
@@ -188,28 +188,28 @@ GROUPS: dict[str, tuple[Arm, ...]] = {
 
 def arm_of(name: str) -> Arm:
     """Return the arm of a name. Raises ConfigError."""
-    if name in NAMED:
-        return NAMED[name]
-    found = _NAME.fullmatch(name)
-    if found is None:
+    if name in ARMS:
+        return ARMS[name]
+    match = _NAME.fullmatch(name)
+    if match is None:
         raise ConfigError(f"--arms: {name!r} is not BASE[+PART...][~RATE][~SCHEDULE][@BUDGET]")
-    base, *parts = found["parts"].split("+")
-    _known(name, base, {**BASES, **NAMED}, "base")
+    base, *parts = match["parts"].split("+")
+    _check_name(name, base, {**BASES, **ARMS}, "base")
     for part in parts:
-        _known(name, part, PARTS, "part")
-    if found["schedule"]:
-        _known(name, found["schedule"], SCHEDULES, "schedule")
-    begun = NAMED.get(base, Arm(base))
+        _check_name(name, part, PARTS, "part")
+    if match["schedule"]:
+        _check_name(name, match["schedule"], SCHEDULES, "schedule")
+    arm = ARMS.get(base, Arm(base))
     return replace(
-        begun,
-        parts=(*begun.parts, *parts),
-        rate=found["rate"] or begun.rate,
-        schedule=found["schedule"] or begun.schedule,
-        budget=int(found["budget"] or begun.budget),
+        arm,
+        parts=(*arm.parts, *parts),
+        rate=match["rate"] or arm.rate,
+        schedule=match["schedule"] or arm.schedule,
+        budget=int(match["budget"] or arm.budget),
     )
 
 
-def _known(name: str, word: str, there_are: Iterable[str], kind: str) -> None:
+def _check_name(name: str, word: str, there_are: Iterable[str], kind: str) -> None:
     if word not in there_are:
         raise ConfigError(f"--arms: no {kind} {word!r} ({name}); there are {', '.join(there_are)}")
 
@@ -219,14 +219,14 @@ def pick_arms(names: str, *, tune: bool = False) -> list[Arm]:
 
     With `tune` each stands for one arm at every rate and schedule of the grid.
     """
-    wanted: list[Arm] = []
+    arms: list[Arm] = []
     for name in (each.strip() for each in names.split(",")):
-        wanted += GROUPS.get(name) or (arm_of(name),)
+        arms += GROUPS.get(name) or (arm_of(name),)
     if tune:
-        wanted = [
+        arms = [
             replace(arm, rate=rate, schedule=schedule)
-            for arm in wanted
+            for arm in arms
             for rate in RATES
             for schedule in SCHEDULES
         ]
-    return list(dict.fromkeys(wanted))
+    return list(dict.fromkeys(arms))

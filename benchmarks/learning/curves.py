@@ -126,14 +126,14 @@ def draw(path: Path, panels: Sequence[ArmPanel], *, columns: int) -> None:
     axes = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
     for panel, axis in zip(panels, axes, strict=False):
         for line in panel.lines:
-            found = band(line.curves)
+            limits = band(line.curves)
             width = 2.6 if line.is_bold else 1.4
             style = "--" if line.is_dashed else "-"
             axis.plot(
-                found.x, found.mean, style, color=line.colour, linewidth=width, label=line.label
+                limits.x, limits.mean, style, color=line.colour, linewidth=width, label=line.label
             )
             if len(line.curves) > 1:
-                axis.fill_between(found.x, found.low, found.high, color=line.colour, alpha=0.13)
+                axis.fill_between(limits.x, limits.low, limits.high, color=line.colour, alpha=0.13)
         if panel.level is not None:
             axis.axhline(panel.level, color="#6b7280", linewidth=0.8, linestyle=":")
         axis.set_title(panel.title, loc="left", fontsize=11)

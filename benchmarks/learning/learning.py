@@ -229,14 +229,14 @@ def draw(path: Path, out: Path, names: Sequence[str]) -> None:
 
 def curves(run_dir: Path) -> dict[str, list[tuple[float, float]]]:
     """Task -> (minutes, success) of a run, from its ledger."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    curves_by_arm: dict[str, list[tuple[float, float]]] = {}
     with open_reader(run_dir) as reader:
         began = reader.run().created_at
         points: Sequence[CurvePoint] = reader.success_curve(bucket=BUCKET)
     for point in points:
         minutes = (point.ended_at - began) / 60
-        found.setdefault(point.task_id, []).append((minutes, point.success))
-    return found
+        curves_by_arm.setdefault(point.task_id, []).append((minutes, point.success))
+    return curves_by_arm
 
 
 if __name__ == "__main__":

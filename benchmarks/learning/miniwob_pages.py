@@ -74,7 +74,7 @@ class PageScore:
     before: tuple[int, int]  # passed, judged
     after: tuple[int, int]
     reward: float  # mean after, in [0, 1]
-    played: int  # trajectories of training
+    episodes: int  # trajectories of training
     trained: bool  # False: a page that is only evaluated
 
     @property
@@ -93,16 +93,16 @@ def scores_of(runs: Sequence[Result]) -> list[PageScore]:
 
     A page without a judged episode on either side is left out.
     """
-    found = []
+    scores = []
     for page in dict.fromkeys(page for run in runs for page in run["pages"]):
         parts = [run["pages"][page] for run in runs if page in run["pages"]]
         before, after = (_total(part[side] for part in parts) for side in ("before", "after"))
         if before[1] and after[1]:
             reward = sum(part["reward_after"] * part["after"][1] for part in parts) / after[1]
-            played = sum(part["played"] for part in parts)
+            episodes = sum(part["played"] for part in parts)
             trained = all(part["trained"] for part in parts)
-            found.append(PageScore(page, before, after, reward, played, trained))
-    return sorted(found, key=lambda each: (-each.success_after, -each.success_before, each.page))
+            scores.append(PageScore(page, before, after, reward, episodes, trained))
+    return sorted(scores, key=lambda each: (-each.success_after, -each.success_before, each.page))
 
 
 def _total(counts: Any) -> tuple[int, int]:
@@ -152,7 +152,7 @@ def _row(score: PageScore) -> dict[str, Any]:
     return {
         "before": round(score.success_before, 4),
         "after": round(score.success_after, 4),
-        "episodes": score.played,
+        "episodes": score.episodes,
         "n": score.after[1],
         "before_interval": [round(each, 4) for each in wilson(*score.before)],
         "after_interval": [round(each, 4) for each in wilson(*score.after)],

@@ -130,8 +130,8 @@ def draw_films(path: Path, run: Mapping[str, Any], pages: Sequence[str], most: i
         )
         if len(strips) == 2 * most or (key := next(learned, None)) is None:
             continue
-        for (folder, name), found in zip(folders, films, strict=True):
-            film = found[key]
+        for (folder, name), films_of_run in zip(folders, films, strict=True):
+            film = films_of_run[key]
             heading = page if name == BEFORE else ""
             strips.append(
                 film_strip(films_dir(folder, name), film, name, heading, most=5, width=150)
@@ -227,22 +227,22 @@ def _sums(results: Mapping[str, Any], bases: Sequence[str]) -> list[str]:
     return _table(rows)
 
 
-def _twelve(found: Mapping[str, Any]) -> list[str]:
+def _twelve(results: Mapping[str, Any]) -> list[str]:
     lines = []
-    for base, arms in found.items():
-        named = list(arms)
-        rows = [["page", "kind", "before", *(f"after, arm {arm}" for arm in named)]]
+    for base, arms in results.items():
+        names = list(arms)
+        rows = [["page", "kind", "before", *(f"after, arm {arm}" for arm in names)]]
         for page, kind in TWELVE.items():
-            parts = [arms[arm]["pages"].get(page) for arm in named]
+            parts = [arms[arm]["pages"].get(page) for arm in names]
             if all(parts):
                 after = [_success(part, "after") for part in parts]
                 rows.append([page, kind, _success(parts[0], "before"), *after])
-        means = [_number(arms[arm]["mean_after"]) for arm in named]
-        rows.append(["**mean**", "", _number(arms[named[0]]["mean_before"]), *means])
-        seeds = len(arms[named[0]]["seeds"])
-        told = " (`flat`: at rate 0)" if "flat" in named else ""
+        means = [_number(arms[arm]["mean_after"]) for arm in names]
+        rows.append(["**mean**", "", _number(arms[names[0]]["mean_before"]), *means])
+        seeds = len(arms[names[0]]["seeds"])
+        note = " (`flat`: at rate 0)" if "flat" in names else ""
         lines += [
-            f"Twelve pages, a base {NAMES.get(base, base)}, {seeds} seed{'s' * (seeds != 1)}{told}:",
+            f"Twelve pages, a base {NAMES.get(base, base)}, {seeds} seed{'s' * (seeds != 1)}{note}:",
             "",
             *_table(rows),
         ]
@@ -283,9 +283,9 @@ def _by_page(results: Mapping[str, Any], bases: Sequence[str]) -> list[str]:
         if max(part[side] for part in parts if part for side in ("before", "after")) < HALF:
             continue
         cells = [_success(part, side) for part in parts for side in ("before", "after")]
-        played = " / ".join(str(part["episodes"]) if part else "-" for part in parts)
-        given = [_number(column.get(page)) for column in others.values()]
-        rows.append([page, *cells, played, "yes" if page in shared else "", *given])
+        episodes = " / ".join(str(part["episodes"]) if part else "-" for part in parts)
+        numbers = [_number(column.get(page)) for column in others.values()]
+        rows.append([page, *cells, episodes, "yes" if page in shared else "", *numbers])
     return _table(rows)
 
 

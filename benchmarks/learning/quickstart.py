@@ -67,12 +67,17 @@ def main() -> None:
         began, load = time.time(), os.getloadavg()
         log = work / "logs" / f"{cell.name}.log"
         line = call([*dart("up", str(CONFIG)), *overrides(sets(cell))], log, ROOT)
-        return {**told(line), "began": began, "load_before": load, "load_after": os.getloadavg()}
+        return {
+            **printable(line),
+            "began": began,
+            "load_before": load,
+            "load_after": os.getloadavg(),
+        }
 
     cells = ResultCache(work / "results", lambda cell: settings_of(load_config(CONFIG, sets(cell))))
-    wanted = [Cell(arm, seed) for seed in arguments.seeds for arm in arguments.arms]
+    cells_to_play = [Cell(arm, seed) for seed in arguments.seeds for arm in arguments.arms]
     try:
-        results = play_missing(wanted, cells, play, tell=tell)
+        results = play_missing(cells_to_play, cells, play, tell=tell)
     except DartError as error:
         raise SystemExit(f"error: {error}") from None
     first, *others = arguments.arms
@@ -84,12 +89,12 @@ def main() -> None:
     print(text)
 
 
-def told(line: Result) -> Result:
+def printable(line: Result) -> Result:
     """Return what is kept of the JSON line of `dart up`."""
-    kept = ("success_before", "success_after", "success_after_interval", "greedy_after", "episodes")
+    keys = ("success_before", "success_after", "success_after_interval", "greedy_after", "episodes")
     of_run = ("trajectories", "updates", "updates_planned", "stopped_at", "note")
     return {
-        **{name: line[name] for name in (*kept, *of_run)},
+        **{name: line[name] for name in (*keys, *of_run)},
         "compositions_after": line["compositions"]["after"],
         "per_task_after": {name: task["after"] for name, task in line["per_task"].items()},
         "training_minutes": line["minutes"],

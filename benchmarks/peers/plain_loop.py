@@ -77,7 +77,7 @@ class PlainLoop:
 
     def update(self) -> list[float]:
         """Play a batch, learn from it; the rewards of its trajectories."""
-        episodes = self._begun()
+        episodes = self._begin_episodes()
         while playing := [each for each in episodes if not each.is_over]:
             prompts = [
                 self._renderer.render(each.instruction, [], each.screen.screenshot)
@@ -89,7 +89,7 @@ class PlainLoop:
         self._learn(episodes)
         return [each.reward for each in episodes]
 
-    def _begun(self) -> list[Episode]:
+    def _begin_episodes(self) -> list[Episode]:
         episodes = []
         for begin in range(0, len(self._envs), self._size):
             number = next(self._numbers)
@@ -113,13 +113,13 @@ class PlainLoop:
 
     def _arguments(self, sequences: list[list[int]], images: list[list[bytes]]) -> dict[str, Any]:
         inputs = self._policy.inputs(sequences, images)
-        shown = [inputs.images[index] for index in inputs.image_order]
+        ordered = [inputs.images[index] for index in inputs.image_order]
         return {
             "input_ids": inputs.input_ids,
             "attention_mask": inputs.attention_mask,
             "mm_token_type_ids": (inputs.input_ids == self._policy.image_token_id).int(),
-            "pixel_values": torch.cat([each.patches for each in shown]),
-            "image_grid_thw": torch.tensor([each.grid for each in shown]),
+            "pixel_values": torch.cat([each.patches for each in ordered]),
+            "image_grid_thw": torch.tensor([each.grid for each in ordered]),
         }
 
     @torch.no_grad()
@@ -129,7 +129,7 @@ class PlainLoop:
             [each.token_ids for each in prompts], [each.images for each in prompts]
         )
         ends = self._policy.end_token_ids
-        drawn = self._model.generate(
+        generated = self._model.generate(
             **arguments,
             do_sample=True,
             temperature=self._config.rollout.temperature,
@@ -139,11 +139,11 @@ class PlainLoop:
             eos_token_id=list(ends),
             pad_token_id=self._policy.pad_token_id,
         )
-        found = []
-        for row in drawn[:, arguments["input_ids"].shape[1] :].tolist():
+        samples = []
+        for row in generated[:, arguments["input_ids"].shape[1] :].tolist():
             end = next((at for at, token in enumerate(row) if token in ends), len(row) - 1)
-            found.append(row[: end + 1])
-        return found
+            samples.append(row[: end + 1])
+        return samples
 
     def _learn(self, episodes: list[Episode]) -> None:
         """One step of AdamW: advantages by group, of all tokens alike (GRPO, arXiv 2402.03300, equation 3)."""
@@ -178,7 +178,7 @@ class PlainLoop:
         self._optimizer.step()
 
 
-def asked_of(doc: str) -> argparse.Namespace:
+def options_of(doc: str) -> argparse.Namespace:
     """Return what a peer is started with, and as many threads of torch; `doc` is its module's."""
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("config", type=Path)
@@ -186,22 +186,22 @@ def asked_of(doc: str) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--threads", type=int, default=2, help="of torch")
     parser.add_argument("--set", action="append", default=[], dest="sets")
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    return asked
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    return options
 
 
 def main() -> None:
     """Train for so long, a line of JSON for each update."""
-    asked = asked_of(__doc__ or "")
-    loop = PlainLoop(load_config(asked.config, asked.sets), asked.seed)
-    end, played = time.monotonic() + 60 * asked.minutes, 0
+    options = options_of(__doc__ or "")
+    loop = PlainLoop(load_config(options.config, options.sets), options.seed)
+    end, episodes = time.monotonic() + 60 * options.minutes, 0
     print(json.dumps({"trajectories": 0}), flush=True)
     while time.monotonic() < end:
         rewards = loop.update()
-        played += len(rewards)
+        episodes += len(rewards)
         line = {
-            "trajectories": played,
+            "trajectories": episodes,
             "success": sum(each == 1.0 for each in rewards) / len(rewards),
         }
         print(json.dumps(line), flush=True)

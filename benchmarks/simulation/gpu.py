@@ -72,8 +72,8 @@ class SimulatedRequest:
     tokens: int
     arrived: float
     started: float | None = None  # of its prefill
-    ended: float | None = None
-    done: int = 0  # iterations so far; updated at its end and at each change of weights
+    ended_at: float | None = None
+    iterations: int = 0  # iterations so far; updated at its end and at each change of weights
     versions: list[tuple[int, int]] = field(default_factory=list)  # (from iteration, version)
     last: int = 0  # its last iteration, in the replica's count
     is_cancelled: bool = False
@@ -81,13 +81,15 @@ class SimulatedRequest:
     @property
     def queue_s(self) -> float:
         """Seconds it waited for a slot."""
-        end = self.ended if self.started is None else self.started
+        end = self.ended_at if self.started is None else self.started
         return 0.0 if end is None else end - self.arrived
 
     @property
     def engine_s(self) -> float:
         """Seconds from its prefill to its end."""
-        return 0.0 if self.started is None or self.ended is None else self.ended - self.started
+        return (
+            0.0 if self.started is None or self.ended_at is None else self.ended_at - self.started
+        )
 
 
 @dataclass(eq=False)
@@ -97,7 +99,7 @@ class SimulatedSwap:
     version: int
     pause_s: float
     halted: float | None = None
-    ended: float | None = None
+    ended_at: float | None = None
 
 
 class Replica:
@@ -121,7 +123,7 @@ class Replica:
             OrderedDict()
         )  # trajectories in the prefix cache
         self._swap: SimulatedSwap | None = None
-        self._ended: list[SimulatedRequest] = []
+        self._finished: list[SimulatedRequest] = []
         self._arrivals = 0
         self._unit: Literal["nothing", "prefill", "decode", "pause"] = "nothing"
         self._until = math.inf  # when the unit, or the run of iterations, ends
@@ -163,8 +165,8 @@ class Replica:
     def advance(self, now: float) -> list[SimulatedRequest]:
         """Simulate until `now`; returns the requests that ended since the last call, in order."""
         self._run_until(now)
-        ended, self._ended = self._ended, []
-        return ended
+        finished, self._finished = self._finished, []
+        return finished
 
     def submit(self, now: float, trajectory: str, tokens: int) -> SimulatedRequest:
         """Take a request that arrives and needs `tokens` iterations, at least 1."""
@@ -180,7 +182,7 @@ class Replica:
         job.is_cancelled = True
         if job in self._waiting:
             self._waiting.remove(job)
-        elif any(job is held for _, _, held in self._decoding):
+        elif any(job is queued for _, _, queued in self._decoding):
             self._reschedule()
 
     def swap(self, now: float, version: int, pause_s: float) -> SimulatedSwap:
@@ -201,7 +203,7 @@ class Replica:
             self._iteration += min(completed, self._steps)
         jobs = [job for _, _, job in sorted(self._decoding, key=lambda entry: entry[1])]
         for job in jobs:
-            job.done = job.tokens - (job.last - self._iteration)
+            job.iterations = job.tokens - (job.last - self._iteration)
         if self._prefilling is not None:
             jobs.append(self._prefilling)
         jobs = [job for job in [*jobs, *self._waiting] if not job.is_cancelled]
@@ -228,8 +230,8 @@ class Replica:
     def _reschedule(self) -> None:
         """After an event: the next unit is chosen at the next boundary between two units."""
         if self._unit == "decode" and self._has_other_work():
-            begun = math.ceil((self.now - self._since) / self._each - _ROUNDING)
-            self._steps = min(self._steps, max(0, begun))
+            iterations = math.ceil((self.now - self._since) / self._each - _ROUNDING)
+            self._steps = min(self._steps, max(0, iterations))
             self._until = self._since + self._steps * self._each
         elif self._unit == "nothing":
             self._start_unit()
@@ -251,9 +253,9 @@ class Replica:
             self._iteration += self._steps
             while self._decoding and self._decoding[0][0] == self._iteration:
                 job = heapq.heappop(self._decoding)[2]
-                job.done = job.tokens
+                job.iterations = job.tokens
                 self._end(job)
-                self._ended.append(job)
+                self._finished.append(job)
 
     def _start_unit(self) -> None:
         """Start the next unit of work, or the next run of iterations."""
@@ -304,7 +306,7 @@ class Replica:
         """Let the new weights serve from now on, running requests included."""
         swap, self._swap = self._swap, None
         assert swap is not None
-        swap.ended = self.now
+        swap.ended_at = self.now
         self.version = swap.version
         self._prefix_cache.clear()
         for _, _, job in self._decoding:
@@ -312,8 +314,8 @@ class Replica:
         self._meter.go()
 
     def _end(self, job: SimulatedRequest) -> None:
-        job.ended = self.now
-        self.tokens += job.done
+        job.ended_at = self.now
+        self.tokens += job.iterations
 
 
 # --- the capacity of a replica ------------------------------------------------------------------

@@ -133,5 +133,5 @@ def profile_named(name: str) -> Profile:
 
 def expected(profile: str | Profile) -> Expected:
     """Mean steps, seconds a step and seconds a reset of a profile or its name. Raises TaskError."""
-    found = profile_named(profile) if isinstance(profile, str) else profile
-    return found.mean_episode()
+    times = profile_named(profile) if isinstance(profile, str) else profile
+    return times.mean_episode()

@@ -50,7 +50,7 @@ class Recording:
     """A window [began, ended] of a run, unix seconds, and what was recorded in and around it."""
 
     began: float = 0.0
-    ended: float = 0.0
+    end: float = 0.0
     beats: list[Heartbeat] = field(default_factory=list)
     costs: list[ProcessCost] = field(default_factory=list)
     kills: list[tuple[float, str]] = field(default_factory=list)  # (unix seconds, worker)
@@ -58,7 +58,7 @@ class Recording:
     @property
     def seconds(self) -> float:
         """Length of the window."""
-        return self.ended - self.began
+        return self.end - self.began
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ async def record(config: Config, commands: Mapping[str, Sequence[str]], plan: Pl
                 task.cancel()
             await asyncio.gather(conducting, *watching, return_exceptions=True)
             await running
-    if not recording.ended:
+    if not recording.end:
         raise DartError(
             f"{config.run.dir}: the run was over before {plan.seconds:g} s of it were watched; "
             "raise train.updates or train.max_minutes"
@@ -133,7 +133,7 @@ async def _conduct(recording: Recording, workers: Sequence[str], plan: Plan) -> 
         await asyncio.sleep(max(0.0, recording.began + at - time.time()))
         _kill(recording, rollouts[number % len(rollouts)])
     await asyncio.sleep(max(0.0, recording.began + plan.seconds - time.time()))
-    recording.ended = time.time()
+    recording.end = time.time()
     await asyncio.sleep(1.2)  # one more heartbeat of each process, for values at the window's end
 
 
