@@ -17,7 +17,7 @@ from dart_cli.data.store.rows import TrajectoryRow, TrajectoryState
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTimes:
-    """When one trajectory was played and by which worker."""
+    """The times of one trajectory, and the worker that played it."""
 
     id: str
     worker: str  # the environment process
@@ -34,7 +34,7 @@ class EpisodeTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """When one step was submitted and what its time went into."""
+    """The time of one step's submission, and what its seconds went into."""
 
     trajectory_id: str
     step: int
@@ -45,7 +45,7 @@ class StepTimes:
 
 
 def episode_times(reader: Reader) -> list[EpisodeTimes]:
-    """When each trajectory was played, in order of lease."""
+    """Return when each trajectory was played, in order of lease."""
     return [
         EpisodeTimes(
             *(row.id, row.worker, row.slot, row.state, row.reason, row.outcome, row.steps),
@@ -56,7 +56,7 @@ def episode_times(reader: Reader) -> list[EpisodeTimes]:
 
 
 def step_times(reader: Reader) -> list[StepTimes]:
-    """When each step was played, in order of filing."""
+    """Return when each step was played, in order of submission."""
     times = [
         StepTimes(each.trajectory_id, each.step, each.worker, each.at, each.model_s, each.env_s)
         for row in reader.trajectories()
@@ -66,7 +66,7 @@ def step_times(reader: Reader) -> list[StepTimes]:
 
 
 def outcomes(reader: Reader) -> Iterator[tuple[str, TrajectoryRow]]:
-    """Each judged trajectory with its task's id, in the order they ended."""
+    """Return each judged trajectory with its task's id, in the order they ended."""
     tasks = {group.id: group.task_id for group in reader.groups()}
     judged = [row for row in reader.trajectories() if row.outcome is not None]
     for row in sorted(judged, key=lambda row: (row.ended_at or 0.0, row.id)):

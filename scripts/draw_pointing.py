@@ -110,7 +110,7 @@ def _draw_item(item: Item, pointed: PointerMap, click: Point) -> Image.Image:
 
 
 def _sheet(pictures: Sequence[Image.Image]) -> Image.Image:
-    """Beside one another."""
+    """Return the pictures beside one another."""
     height = max(each.height for each in pictures)
     sheet = Image.new("RGB", (GAP + len(pictures) * (WIDTH + GAP), height + GAP), "white")
     for nth, each in enumerate(pictures):

@@ -129,7 +129,7 @@ KINDS: tuple[str, ...] = ("dialog", "menu", "list", *_SCENES)
 
 
 def _satisfied(scene: mini.MiniScene) -> set[str]:
-    """Instructions whose widget is already in the wanted state."""
+    """Return the instructions whose widget is already in the wanted state."""
     if isinstance(scene, mini_scenes.FormScene):
         return {scene.phrase.format(colour=colour) for colour in scene.ticked}
     if isinstance(scene, mini_scenes.DeleteScene) and scene.selected is not None:
@@ -138,7 +138,7 @@ def _satisfied(scene: mini.MiniScene) -> set[str]:
 
 
 def _sights(app: App) -> list[Rect]:
-    """Every widget with a role whose middle no higher layer covers."""
+    """Return every widget with a role whose middle no higher layer covers."""
     return [
         widget.visible
         for depth, layer in enumerate(app.layers)

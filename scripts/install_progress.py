@@ -24,7 +24,7 @@ _MEGABYTES = {"k": 1e-3, "M": 1.0, "G": 1e3, None: 0.0}
 
 
 class Progress:
-    """Counts what pip reports; `text` is where it is."""
+    """A counter of what pip reports; `text` describes the present state."""
 
     def __init__(self, folder: Path, total: int) -> None:
         self._folder = folder
@@ -50,7 +50,7 @@ class Progress:
         return f"    fetching {match[1]}, {megabytes:.0f} MB" if megabytes >= LARGE_MB else ""
 
     def text(self) -> str:
-        """Where it is: packages fetched, or installed."""
+        """Return the number of packages fetched, or installed."""
         if self._installing:
             installed = min(max(0, self._installed_packages() - self._before), self._total)
             return f"    installed {installed} of {self._all()}"

@@ -90,7 +90,7 @@ _DESK_WORDS = {
 
 
 def _mini_targets(env: Any) -> list[Target]:
-    """Widgets without letters: a colour, a shape or an icon names them."""
+    """Return the widgets without letters: a colour, a shape or an icon names them."""
     return [
         Target(phrase, tuple(widget.bbox), has_text=False)
         for widget in env.widgets()
@@ -99,7 +99,7 @@ def _mini_targets(env: Any) -> list[Target]:
 
 
 def _desk_targets(env: Any) -> list[Target]:
-    """Widgets by the text on them or beside them, which is their name; icons by what they show."""
+    """Return the widgets by the text on them or beside them, icons by what they show."""
     targets = []
     for widget in env.widgets():
         beside = widget.name if widget.name[:1].isupper() and "." not in widget.name else ""
@@ -118,7 +118,7 @@ _SHAPES = ("circle", "rect", "polygon", "span")
 
 
 def _page_targets(env: Any) -> list[Target]:
-    """Elements of a page by their text or colour."""
+    """Return the elements of a page by their text or colour."""
     return [
         Target(f"click {each.label}", each.box, has_text=each.role not in _SHAPES)
         for each in env.widgets()
@@ -141,7 +141,7 @@ _WITH_TEXT = ("check box", "radio button", "menu", "menu item", "check menu item
 
 
 def _desktop_targets(env: Any) -> list[Target]:
-    """Widgets as applications report them to a screen reader.
+    """Return the widgets as applications report them to a screen reader.
 
     They do not report whether a button shows a text: one that is hardly wider than high is an icon.
     """
@@ -364,7 +364,7 @@ def _size(shot: Observation) -> tuple[int, int]:
 
 
 def available(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each environment with why it cannot be played here; empty where it can."""
+    """Yield each environment with the reason why it cannot be played here; empty where it can."""
     for name in names:
         suite: Any = load_suite(name)
         try:

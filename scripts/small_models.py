@@ -258,7 +258,7 @@ def build(
 
 
 def _tokenizer() -> Qwen2Tokenizer:
-    """Bytes, the words above with their pieces, and Qwen's special tokens, in its order."""
+    """Return a tokenizer of bytes, the words above with their pieces, and Qwen's special tokens, in its order."""
     vocabulary = {letter: index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}
     merges: list[tuple[str, str]] = []
     for word in WORDS:
@@ -284,7 +284,7 @@ def _tokenizer() -> Qwen2Tokenizer:
 
 
 def _initialise(model: torch.nn.Module, seed: int) -> None:
-    """Values under which every parameter matters and no token is certain."""
+    """Set values under which every parameter matters and no token is certain."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

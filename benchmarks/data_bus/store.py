@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def measure_hand_in(folder: Path, rounds: int, trajectories: int) -> dict[str, dict[str, float]]:
-    """For each size of screenshots: medians over the rounds, each round all three in turn."""
+    """Return the medians over the rounds for each size of screenshots; each round runs all three in turn."""
     print(
         "submission      trajectories/s      MB/s: ledger  sqlite3  limit   ledger/sqlite3 time, CPU"
     )
@@ -135,7 +135,7 @@ def measure_hand_in(folder: Path, rounds: int, trajectories: int) -> dict[str, d
 
 @dataclass(frozen=True)
 class Timing:
-    """Wall-clock and CPU time of a piece of work."""
+    """The wall-clock and CPU time of a piece of work."""
 
     wall_s: float
     cpu_s: float
@@ -205,7 +205,7 @@ def lease(ledger: Ledger, slot: int, suite: str = "mini") -> Lease:
 
 
 def write_plainly(source: Path, target: Path) -> Timing:
-    """Copy the tables of `source`, read beforehand, in transactions of TOGETHER steps."""
+    """Copy the tables of `source`, which are read beforehand, in transactions of TOGETHER steps."""
     with sqlite3.connect(source) as read:
         schema = [sql for (sql,) in read.execute("SELECT sql FROM sqlite_master WHERE sql NOTNULL")]
         rows = {name: read.execute(f"SELECT * FROM {name}").fetchall() for name in TABLES}
@@ -255,7 +255,7 @@ def _median(values: Iterator[float]) -> float:
 
 
 def measure_disk(folder: Path, suite: str, groups: int = 12) -> dict[str, float]:
-    """Bytes of a played run's database: as it is, a screenshot a step, and one a prompt's image."""
+    """Return the bytes of a played run's database: as it is, a screenshot a step, and one a prompt's image."""
     run_dir = folder / f"disk-{suite}"
     config, tasks = configured(run_dir, suite)
     with open_store(run_dir) as store:
@@ -296,14 +296,14 @@ def measure_disk(folder: Path, suite: str, groups: int = 12) -> dict[str, float]
 
 
 def _all_shown(store: Store) -> list[str]:
-    """Keys of every screenshot, of ends too."""
+    """Return the keys of all screenshots, those of ends included."""
     names = [trajectory.final_screenshot for trajectory in store.trajectories()]
     steps = [row.screenshot for each in store.trajectories() for row in store.steps(each.id)]
     return [*filter(None, names), *steps]
 
 
 def stored(folder: Path, images: Sequence[bytes]) -> int:
-    """Bytes of a database that holds these images, each for itself."""
+    """Return the bytes of a database that holds each of these images separately."""
     path = folder / "images.db"
     with sqlite3.connect(path) as database:
         database.execute("PRAGMA page_size = 8192")
@@ -343,7 +343,7 @@ def play_somehow(ledger: Ledger, lease: Lease) -> None:
 
 
 def measure_resume(folder: Path, trajectories: int) -> dict[str, float]:
-    """Seconds and memory of a ledger that goes on where a long run stood."""
+    """Return the seconds and the memory of a ledger that resumes a long run."""
     run_dir = folder / "old"
     config, tasks = configured(run_dir)
     with open_store(run_dir) as store:
@@ -406,7 +406,7 @@ def fill_old_run(database: sqlite3.Connection, tasks: Sequence[str], trajectorie
 
 
 def open_ledger(run_dir: Path) -> dict[str, float]:
-    """In a process of its own: what opening a ledger on the run takes beyond the imports."""
+    """Print what opening a ledger on the run takes beyond the imports; it runs in a separate process."""
     config, tasks = configured(run_dir)
     before = resident_kb("VmRSS")
     started = time.perf_counter()
@@ -417,7 +417,7 @@ def open_ledger(run_dir: Path) -> dict[str, float]:
 
 
 def resident_kb(field: str) -> int:
-    """Memory of this process in KiB: VmRSS now, VmHWM at most."""
+    """Return the memory of this process in KiB: VmRSS is the present one, VmHWM the peak."""
     status = Path("/proc/self/status").read_text()  # getrusage would count the parent's, too
     [line] = [line for line in status.splitlines() if line.startswith(f"{field}:")]
     return int(line.split()[1])

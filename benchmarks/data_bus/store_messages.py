@@ -32,7 +32,7 @@ SCREENS = (ScreenSize("448x336", 20_000, 192, 1.0), ScreenSize("1920x1080", 300_
 
 
 def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Parts of `size` items, the last one shorter."""
+    """Yield parts of `size` items; the last one may be shorter."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
@@ -58,7 +58,7 @@ def messages_of_play(
 
 
 def prompt(screen: ScreenSize, step: int, rng: Random) -> list[int]:
-    """Token ids [P] of a prompt with the images and texts of the past."""
+    """Return the token ids [P] of a prompt with the images and texts of the past."""
     images = min(step + 1, HISTORY_IMAGES)
     text = [rng.randrange(150_000) for _ in range(400 + COMPLETION_TOKENS * step)]
     return text + [151_655] * (images * screen.tokens)
@@ -67,7 +67,7 @@ def prompt(screen: ScreenSize, step: int, rng: Random) -> list[int]:
 def step_of(
     lease: Lease, step: int, image: bytes, hashes: Sequence[str], prompt: list[int]
 ) -> StepRecord:
-    """One step whose completion is of the usual length."""
+    """Return one step whose completion has COMPLETION_TOKENS tokens."""
     rng = Random(step)
     length = COMPLETION_TOKENS
     return StepRecord(

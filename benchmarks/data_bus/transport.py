@@ -93,7 +93,7 @@ async def ask_ours(endpoint: str) -> AsyncIterator[Callable[[str, Fields], Ask]]
 
 
 def to_frames(exchange: str, fields: Fields) -> list[bytes]:
-    """Kind, msgpack of all fields but the screenshot, the screenshot."""
+    """Return the kind, the msgpack of all fields but the screenshot, and the screenshot."""
     import msgpack
 
     rest = {name: value for name, value in fields.items() if name != "screenshot"}
@@ -121,7 +121,7 @@ def raw_answer(frames: list[bytes], replies: dict[tuple[str, int], Fields]) -> l
 def raw_replies(
     sizes: dict[str, dict[str, tuple[Fields, Fields]]],
 ) -> dict[tuple[str, int], Fields]:
-    """(exchange, width of the screenshot where it is told) -> the reply."""
+    """Return the reply to each (exchange, width of the screenshot where the request has one)."""
     return {
         (exchange, request.get("width", 0)): reply
         for exchanges in sizes.values()
@@ -132,7 +132,7 @@ def raw_replies(
 async def serve_zmq_asyncio(
     endpoint: str, sizes: dict[str, dict[str, tuple[Fields, Fields]]]
 ) -> None:
-    """ROUTER, one request at a time: nothing here ever waits."""
+    """Serve a ROUTER one request at a time, since no handler here ever waits."""
     import zmq.asyncio
 
     replies = raw_replies(sizes)
@@ -145,7 +145,7 @@ async def serve_zmq_asyncio(
 
 @asynccontextmanager
 async def ask_zmq_asyncio(endpoint: str) -> AsyncIterator[Callable[[str, Fields], Ask]]:
-    """DEALER, answers by id."""
+    """Send requests by a DEALER and match the answers by id."""
     import zmq.asyncio
 
     socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
@@ -176,7 +176,7 @@ async def ask_zmq_asyncio(endpoint: str) -> AsyncIterator[Callable[[str, Fields]
 
 
 def serve_zmq_blocking(endpoint: str, sizes: dict[str, dict[str, tuple[Fields, Fields]]]) -> None:
-    """ROUTER in a plain loop."""
+    """Serve a ROUTER in a plain loop."""
     import zmq
 
     replies = raw_replies(sizes)
@@ -189,7 +189,7 @@ def serve_zmq_blocking(endpoint: str, sizes: dict[str, dict[str, tuple[Fields, F
 def measure_zmq_blocking(
     endpoint: str, exchange: str, fields: Fields, in_flight: int, meter: LatencyMeter
 ) -> Cell:
-    """DEALER with a window of requests on their way."""
+    """Measure a DEALER that keeps a window of requests in flight."""
     import zmq
 
     asked_at: dict[bytes, float] = {}
@@ -213,7 +213,7 @@ def measure_zmq_blocking(
 async def measure_ray(
     sizes: dict[str, dict[str, tuple[Fields, Fields]]], seconds: float
 ) -> dict[str, Cell]:
-    """All cells against one actor in a process of its own, on a cluster of this machine alone."""
+    """Measure all cells against one actor in a separate process, on a Ray cluster of this machine alone."""
     import ray
 
     ray.init(
@@ -265,7 +265,7 @@ async def measure_ray(
 def cells_of(
     sizes: dict[str, dict[str, tuple[Fields, Fields]]],
 ) -> Iterator[tuple[str, str, Fields, int]]:
-    """Cell's name, exchange, fields of the request, requests in flight."""
+    """Yield the name, exchange, request fields and requests in flight of each cell."""
     for size, figures in sizes.items():
         for exchange, (request, _) in figures.items():
             for in_flight in IN_FLIGHT:
@@ -314,7 +314,7 @@ def serve(arm: str, endpoint: str, payload_at: Path) -> None:
 
 
 def run_arm(arm: str, python: str, payload_at: Path, seconds: float) -> dict[str, Cell]:
-    """One arm, once, in fresh processes."""
+    """Run one arm once, in fresh processes."""
     command = [python, __file__, "--ask", arm, "--payload", str(payload_at)]
     process = subprocess.run(
         [*command, "--seconds", str(seconds)], check=True, stdout=subprocess.PIPE, text=True
@@ -324,7 +324,7 @@ def run_arm(arm: str, python: str, payload_at: Path, seconds: float) -> dict[str
 
 
 def has_ray(python: str) -> bool:
-    """Whether that Python can import ray."""
+    """Return True if that Python can import ray."""
     probe = "import importlib.util as u; raise SystemExit(u.find_spec('ray') is None)"
     return subprocess.run([python, "-c", probe], check=False).returncode == 0
 
@@ -333,7 +333,7 @@ def has_ray(python: str) -> bool:
 
 
 async def measure_heartbeats(folder: Path, workers: int = 20, each: int = 200) -> Cell:
-    """CPU of publishing, forwarding and reading one heartbeat, in microseconds, all in one process.
+    """Return the CPU microseconds of publishing, forwarding and reading one heartbeat, all in one process.
 
     Sent as fast as they are read, so that the cost is of the heartbeats and not of the waiting.
     """
@@ -373,7 +373,7 @@ async def measure_heartbeats(folder: Path, workers: int = 20, each: int = 200) -
 
 
 def medians(rounds: list[dict[str, Cell]]) -> dict[str, Cell]:
-    """Each figure's median over the rounds."""
+    """Return the median of each figure over the rounds."""
     return {
         cell: {
             figure: round(statistics.median(each[cell][figure] for each in rounds), 2)
@@ -384,7 +384,7 @@ def medians(rounds: list[dict[str, Cell]]) -> dict[str, Cell]:
 
 
 def ratios(cells_by_arm: dict[str, dict[str, Cell]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Ours over theirs by arm, figure and cell."""
+    """Return our figures divided by theirs, by arm, figure and cell."""
     return {
         arm: {
             figure: {

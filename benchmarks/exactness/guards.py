@@ -85,7 +85,7 @@ class TimedLearner(module.PolicyLearner):
         return timed
 
     def update(self, batch: Any, updates_done: int, policy_version: int | None = None) -> Update:
-        """As PolicyLearner's; the times are written after each."""
+        """Do what PolicyLearner does, and write the times after each update."""
         began = time.perf_counter()
         result = super().update(batch, updates_done, policy_version)
         self._spent["update"] += time.perf_counter() - began
@@ -119,7 +119,7 @@ def measured(config: str, updates: int, sets: list[str]) -> dict[str, Any]:
 
 
 def faults() -> dict[str, int]:
-    """How many the suite injects, and how many of these are found."""
+    """Return how many faults the test suite injects, and how many of these are found."""
     tests = [f"{file}::{test}" for file, test in FAULTS.items()]
     process = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],

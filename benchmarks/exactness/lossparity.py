@@ -49,7 +49,7 @@ LIMIT = 1e-9
 
 @dataclass(frozen=True)
 class Variant:
-    """How our objective, and TRL's, is set to be this one."""
+    """A setting of our objective and of TRL's, by which both compute the same loss."""
 
     objective: dict[str, Any]  # of Objective; a text names one of the case's numbers
     normalise: Normalise = "tokens"
@@ -219,7 +219,7 @@ def settings_of(settings: dict[str, Any], numbers: Numbers) -> dict[str, Any]:
 
 
 def ours(case: Case, variant: Variant, **changed: Any) -> Result:
-    """`policy_loss` of the case as one pack."""
+    """Return `policy_loss` of the case as one pack."""
     objective = Objective(**(settings_of(variant.objective, case.numbers) | changed))
     lengths = [len(each) for each in case.sequences]
     keys = [each.trajectory for each in case.sequences]
@@ -258,7 +258,7 @@ def _result(loss: torch.Tensor, policy: torch.Tensor, mask: torch.Tensor | None 
 
 @cache
 def trl_trainer() -> Any:
-    """TRL's GRPOTrainer; None where it cannot be imported."""
+    """Return TRL's GRPOTrainer; None where it cannot be imported."""
     if importlib.util.find_spec("trl") is None:
         return None
     try:
@@ -271,7 +271,7 @@ def trl_trainer() -> Any:
 
 @cache
 def trl_version() -> str | None:
-    """Of the release compared with; None where there is none."""
+    """Return the version of the installed TRL; None where there is none."""
     if trl_trainer() is None:
         return None
     import trl
@@ -280,7 +280,7 @@ def trl_version() -> str | None:
 
 
 def of_trl(trainer: Any, case: Case, variant: Variant) -> Result:
-    """`_compute_loss` of a batch whose model gives the case's log-probabilities."""
+    """Return `_compute_loss` of a batch whose model gives the case's log-probabilities."""
     settings = settings_of(variant.trl or {}, case.numbers)
     numbers, sequences = case.numbers, case.sequences
     longest = max(map(len, sequences))
@@ -341,7 +341,7 @@ def of_trl(trainer: Any, case: Case, variant: Variant) -> Result:
 
 
 def _weights_of_trl(drift: torch.Tensor, numbers: Numbers) -> torch.Tensor:
-    """As `_generate_and_score_completions` makes them: vllm_importance_sampling_mode `token_truncate`."""
+    """Return importance weights as `_generate_and_score_completions` makes them (`token_truncate`)."""
     return drift.exp().clamp(max=numbers.cap)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of an objective."""
+    """The numbers of an objective."""
 
     clip_low: float
     clip_high: float
@@ -52,13 +52,13 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """N, of all sequences."""
+        """The number of tokens N of all sequences."""
         return sum(map(len, self.sequences))
 
 
 @dataclass(frozen=True)
 class Dual:
-    """value + slope . dp, with the slope by all log-probabilities [N]."""
+    """A dual number, value + slope . dp, with the slope by all log-probabilities [N]."""
 
     value: float
     slope: np.ndarray = field(repr=False)
@@ -90,7 +90,7 @@ class Dual:
         return Dual(grown, self.slope * grown)
 
     def constant(self) -> float:
-        """Without its derivative: a stopped gradient."""
+        """Return the value without its derivative: a stopped gradient."""
         return self.value
 
 
@@ -141,7 +141,7 @@ Token = Callable[[Tape, int, int], Dual]
 
 
 def token_mean(loss: Token) -> Callable[[Case], Dual]:
-    """DAPO eq. 8; TRL `bnpo` and `dapo`; verl `token-mean`: 1 / (all tokens)."""
+    """Return 1 / (all tokens): DAPO eq. 8; TRL `bnpo` and `dapo`; verl `token-mean`."""
 
     def of(case: Case) -> Dual:
         tape = Tape(case)
@@ -151,7 +151,7 @@ def token_mean(loss: Token) -> Callable[[Case], Dual]:
 
 
 def sequence_mean(loss: Token) -> Callable[[Case], Dual]:
-    """GRPO eq. 3; TRL `grpo`; verl and DART's release `seq-mean-token-mean`."""
+    """Return GRPO's eq. 3; TRL `grpo`; verl and DART's release `seq-mean-token-mean`."""
 
     def of(case: Case) -> Dual:
         tape = Tape(case)
@@ -185,7 +185,7 @@ def _all(tape: Tape, loss: Token) -> list[Dual]:
 
 
 def ppo(tape: Tape, i: int, t: int) -> Dual:
-    """PPO eq. 7 against the behaviour policy, as TRL's GRPO."""
+    """Return PPO eq. 7 against the behaviour policy, as TRL's GRPO."""
     sequence, n = tape.sequences[i], tape.numbers
     ratio = (tape.policy(i, t) - sequence.behaviour[t]).exp()
     clipped = clip(ratio, 1 - n.clip_low, 1 + n.clip_high)
@@ -193,7 +193,7 @@ def ppo(tape: Tape, i: int, t: int) -> Dual:
 
 
 def decoupled(tape: Tape, i: int, t: int) -> Dual:
-    """Decoupled PPO (arXiv 2110.00641): PPO's clip against the proximal policy."""
+    """Return decoupled PPO (arXiv 2110.00641): PPO's clip against the proximal policy."""
     sequence, n = tape.sequences[i], tape.numbers
     ratio = (tape.policy(i, t) - sequence.proximal[t]).exp()
     clipped = clip(ratio, 1 - n.clip_low, 1 + n.clip_high)
@@ -201,27 +201,27 @@ def decoupled(tape: Tape, i: int, t: int) -> Dual:
 
 
 def truncated(tape: Tape, i: int, t: int) -> Dual:
-    """DART section 3: min(proximal / behaviour, C); TRL `token_truncate`, slime's TIS."""
+    """Return DART section 3: min(proximal / behaviour, C); TRL `token_truncate`, slime's TIS."""
     sequence = tape.sequences[i]
     weight = math.exp(sequence.proximal[t] - sequence.behaviour[t])
     return decoupled(tape, i, t) * min(weight, tape.numbers.cap)
 
 
 def with_kl(tape: Tape, i: int, t: int) -> Dual:
-    """TRL: PPO and beta (exp(ref - p) - (ref - p) - 1), no bound."""
+    """Return TRL's sum of PPO and beta (exp(ref - p) - (ref - p) - 1), without a bound."""
     gap = -tape.policy(i, t) + tape.sequences[i].reference[t]
     return ppo(tape, i, t) + (gap.exp() - gap - 1.0) * tape.numbers.kl_beta
 
 
 def with_clamped_kl(tape: Tape, i: int, t: int) -> Dual:
-    """As verl's `low_var_kl` and DART's release: log-ratio within +-20, value within +-10."""
+    """Return verl's `low_var_kl` and DART's release: log-ratio within +-20, value within +-10."""
     gap = clip(-tape.policy(i, t) + tape.sequences[i].reference[t], -20.0, 20.0)
     k3 = clip(gap.exp() - gap - 1.0, -10.0, 10.0)
     return ppo(tape, i, t) + k3 * tape.numbers.kl_beta
 
 
 def cloned(tape: Tape, i: int, t: int) -> Dual:
-    """DAPG's demonstration term: its advantage times the gradient of behaviour cloning."""
+    """Return DAPG's demonstration term: its advantage times the gradient of behaviour cloning."""
     own = tape.policy(i, t)
     return (own - own.constant()).exp() * -tape.sequences[i].advantage
 

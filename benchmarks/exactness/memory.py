@@ -66,7 +66,7 @@ SMALL: dict[str, Any] = {
 def _causal(
     _module: nn.Module, query: Any, key: Any, value: Any, _mask: Any, **_: Any
 ) -> tuple[torch.Tensor, None]:
-    """Attention [1, heads, L, D] as a varlen kernel keeps it: keys of few heads are not repeated."""
+    """Compute attention [1, heads, L, D] as a varlen kernel does: keys of few heads are not repeated."""
     output = functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, enable_gqa=True
     )
@@ -89,7 +89,7 @@ class Scored(nn.Module):
     def forward(
         self, ids: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Tokens [1, L] with their places [3, 1, L], screens' features [S, H] -> a loss."""
+        """Return a loss of tokens [1, L] with their places [3, 1, L] and the screens' features [S, H]."""
         embedded = self.inner.embed_tokens(ids)
         before, after = embedded[:, :1], embedded[:, 1 + len(features) :]
         embeds = torch.cat([before, features.to(embedded.dtype)[None], after], 1)
@@ -139,7 +139,7 @@ def pretended_ranks(count: int) -> Iterator[Any]:
 
 
 def counted(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> int:
-    """Bytes at the peak of a rank's second update of two packs, with a frozen vision tower."""
+    """Return the bytes at the peak of a rank's second update of two packs, with a frozen vision tower."""
     with pretended_ranks(setup.ranks) as mesh, FakeTensorMode():
         model = _model(kind, tree, setup)
         root = Scored(model, setup.predicted)
@@ -184,7 +184,7 @@ def _model(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> Any:
 
 
 def predicted(tree: dict[str, Any], setup: TrainerSetup) -> TrainerMemory:
-    """Doctor's formulas of the same update: no frozen tower stands beside it."""
+    """Return the doctor's formulas of the same update; no frozen tower stands beside it."""
     memory = trainer_memory(shape_of(tree), setup, whole_gradients=0)
     return replace(memory, permanent={**memory.permanent, "frozen": 0})
 

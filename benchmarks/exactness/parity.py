@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def engines_here() -> list[str]:
-    """Engines whose packages are installed; each is called as its package."""
+    """Return the engines whose packages are installed; each is called as its package."""
     return [name for name in MODEL_ENGINES if importlib.util.find_spec(name) is not None]
 
 
@@ -129,7 +129,7 @@ class Comparisons:
     moved: float = 0.0  # mean difference of first and last weights, nats
 
     def as_json(self) -> dict[str, object]:
-        """As values of JSON."""
+        """Return the differences as values of JSON."""
         by_temperature = {t: concatenate(parts) for t, parts in self.at.items()}
         whole = concatenate([*by_temperature.values(), *self.in_flight])
         mismatch = whole.mismatch()
@@ -205,7 +205,7 @@ async def count_in_flight(
 
 
 def check(compared: ComparedTokens, version: int, kinds: set[str]) -> None:
-    """Whether all of it was sampled by these weights, on prompts of every kind."""
+    """Raise SystemExit unless these weights sampled all tokens, on prompts of every kind."""
     versions: Sequence[int] = sorted(set(compared.versions.tolist()))
     if versions != [version] or set(compared.by_screens()) != kinds:
         raise SystemExit(f"v{version} served, sampled {versions} on {list(compared.by_screens())}")

@@ -37,7 +37,7 @@ _TRAINED = re.compile(r": update \d+ on batch (\d+)[ :]")
 
 @dataclass
 class FinishedTrajectories:
-    """Ids of trajectories that were seen finished."""
+    """The ids of trajectories that were seen finished."""
 
     ids: set[str] = field(default_factory=set)
 
@@ -53,7 +53,7 @@ def _is_finished(row: TrajectoryRow) -> bool:
 
 @dataclass(frozen=True)
 class Lineage:
-    """How often a batch went into weights that already held it, or was skipped."""
+    """Counts of how often a batch went into weights that already held it, or was skipped."""
 
     lives: int
     doubled: int
@@ -81,7 +81,7 @@ def lineage(log: Iterable[str]) -> Lineage:
 
 @dataclass(frozen=True)
 class Audit:
-    """What was lost. All but `steps_lost_max`, `retrained` and the sums must be 0."""
+    """Counts of what was lost. All but `steps_lost_max`, `retrained` and the sums must be 0."""
 
     finished_lost: int  # trajectories
     double_trained: int  # batches in the weights twice, groups in two fresh batches, wrong replays
@@ -126,7 +126,7 @@ def audit(reader: Reader, finished: FinishedTrajectories, trainer_log: Iterable[
 
 
 def wrong_replays(batches: Iterable[BatchRow]) -> int:
-    """Replays that are not the next use of an earlier batch, or come right after its last use."""
+    """Return replays that are not the next use of an earlier batch, or follow its last use at once."""
     uses: dict[
         int, tuple[int, int]
     ] = {}  # of a fresh batch -> how often it came again, and when last

@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Both runs, one after the other."""
+    """Play both runs, one after the other, and compare them."""
     undisturbed = play(arguments, kills=False)
     disturbed = play(arguments, kills=True)
     calm, shaken = undisturbed.curve(), disturbed.curve()
@@ -91,7 +91,7 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def play(arguments: argparse.Namespace, *, kills: bool) -> ChaosRun:
-    """One run, in a fresh run directory."""
+    """Play one run in a fresh run directory."""
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -119,7 +119,7 @@ def play(arguments: argparse.Namespace, *, kills: bool) -> ChaosRun:
 def commands(
     config: Config, arguments: argparse.Namespace, overrides: list[str]
 ) -> dict[str, list[str]]:
-    """Those of `dart up`, and a `dart status` if it is to be killed, too; data last."""
+    """Return the commands of `dart up`, with `dart status` if it is to be killed too; the data service is last."""
     arguments_of_up = [
         str(arguments.config),
         *(part for each in overrides for part in ("--set", each)),
@@ -134,7 +134,7 @@ def commands(
 
 
 def is_broken(result: dict[str, Any]) -> bool:
-    """Whether a promise is broken."""
+    """Return True if a promise is broken."""
     lost = ("finished_lost", "double_trained", "never_trained")
     return (
         any(result[name] for name in lost)

@@ -53,7 +53,7 @@ _START_S = 300.0
 
 @dataclass
 class DowntimeTracker:
-    """Which processes are down, and since when."""
+    """A record of which processes are down, and since when."""
 
     supervisor: ChaosSupervisor
     snapshot: Snapshot | None = None
@@ -71,7 +71,7 @@ class DowntimeTracker:
 
     @property
     def down(self) -> list[str]:
-        """Names of the processes that are not back yet."""
+        """The names of the processes that are not back yet."""
         return list(self._down)
 
     def see(self, snapshot: Snapshot) -> None:
@@ -83,7 +83,7 @@ class DowntimeTracker:
                 self._is_back(name)
 
     def all_work(self) -> bool:
-        """Whether every command's present process has begun its work."""
+        """Return True if the present process of every command has begun its work."""
         working = self._working()
         return all(self.supervisor.pid(name) in working for name in self.supervisor.commands)
 
@@ -98,7 +98,7 @@ class DowntimeTracker:
         return bool(self._down.keys() - {STATUS})
 
     def _working(self) -> set[int]:
-        """Process ids past their start."""
+        """Return the process ids of processes that are past their start."""
         processes = self.snapshot.processes if self.snapshot else []
         pids = {p.pid for p in processes if p.state not in ("starting", "stopping")}
         return pids | self.supervisor.spoken
@@ -106,7 +106,7 @@ class DowntimeTracker:
 
 @dataclass
 class CheckpointProgress:
-    """Whether the trainer makes progress: work since its newest checkpoint is repeated after a kill."""
+    """A record of the trainer's progress: work since its newest checkpoint is repeated after a kill."""
 
     config: Config
     lost_lives: int = 0  # trainer processes that were killed before they wrote a checkpoint
@@ -132,7 +132,7 @@ class CheckpointProgress:
 
 @dataclass
 class ChaosRun:
-    """What happened to a run."""
+    """A record of what happened to a run."""
 
     config: Config
     watch: DowntimeTracker
@@ -144,7 +144,7 @@ class ChaosRun:
     seconds: float = 0.0
 
     def curve(self) -> LearningCurve:
-        """Its learning curve."""
+        """Return the learning curve of the run."""
         with open_reader(self.config.run.dir) as reader:
             return learning_curve(reader, self.began)
 

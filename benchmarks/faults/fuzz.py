@@ -66,7 +66,7 @@ DEADLINE_S = 60.0
 
 
 def ledger_of(run_dir: Path) -> object:
-    """All of a run's database that messages could change."""
+    """Return everything in a run's database that messages could change."""
     with open_reader(run_dir) as reader:
         return (
             *(reader.groups(), reader.trajectories(), reader.batches(), reader.metrics()),
@@ -143,7 +143,7 @@ async def _is_up(address: str) -> None:
 
 
 class _Answers:
-    """What comes back at a DEALER: how much is still to come, and what told of a broken handler."""
+    """The answers that come back at a DEALER: how many are still expected, how many tell of a broken handler."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.expected = self.broken = 0
@@ -184,7 +184,7 @@ class _Progress:
         self._began = self._last_line = time.monotonic()
 
     def tell(self, completed: int) -> None:
-        """So many are done."""
+        """Print the progress after `completed` items, at most once in SAY_S seconds."""
         if (now := time.monotonic()) - self._last_line >= SAY_S:
             self._last_line = now
             pace = completed / (now - self._began)
@@ -294,7 +294,7 @@ async def fuzz_requests(config: Config, count: int, seed: int) -> dict[str, Any]
 
 
 def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Everything that reads files of a run, by name."""
+    """Return all functions that read files of a run, by name."""
     from dart_cli.evaluation.results import read_evaluation
     from dart_cli.inspection.run_lookup import find_subject
     from dart_cli.inspection.trajectories import read_trajectory
@@ -333,7 +333,7 @@ def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def fuzz_files(run_dir: Path, count: int, seed: int) -> dict[str, Any]:
-    """Cut files of copies of a finished run, `count` in all; how many readers broke, and where."""
+    """Cut `count` files of copies of a finished run; return how many readers broke, and where."""
     chance = random.Random(seed)
     files = sorted(path.relative_to(run_dir) for path in run_dir.rglob("*") if path.is_file())
     crashed: list[str] = []
@@ -352,7 +352,7 @@ def _no_sockets(folder: str, names: list[str]) -> list[str]:
 
 
 def _broken(attempts: Iterable[tuple[str, Callable[[], object]]]) -> Iterator[str]:
-    """Those that raise anything but an error of ours in one line."""
+    """Yield the errors that are not ours or have more than one line."""
     for name, attempt in attempts:
         try:
             attempt()
@@ -364,7 +364,7 @@ def _broken(attempts: Iterable[tuple[str, Callable[[], object]]]) -> Iterator[st
 
 
 def fuzz_configs(count: int, seed: int) -> dict[str, Any]:
-    """Mutate the shipped configurations; how many were neither valid nor one line."""
+    """Mutate the shipped configurations; return how many were neither valid nor refused in one line."""
     chance = random.Random(seed)
     texts = [path.read_bytes() for path in sorted((ROOT / "configs").glob("*.toml"))]
     crashed: list[str] = []

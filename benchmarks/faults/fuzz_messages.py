@@ -106,7 +106,7 @@ def _hints(kind: type[Message]) -> dict[str, Any]:
 
 
 def corpus(chance: random.Random, each: int = 5) -> list[list[bytes]]:
-    """Frames of well-formed messages of every kind."""
+    """Return the frames of well-formed messages of every kind."""
     messages: list[list[bytes]] = []
     while len(messages) < each * len(MESSAGES):
         with contextlib.suppress(ProtocolError):  # an int that msgpack cannot carry
@@ -146,7 +146,7 @@ def mutated(frames: list[bytes], chance: random.Random) -> list[bytes]:
 
 
 def is_message(frames: list[bytes]) -> bool:
-    """Whether the action parser accepts them."""
+    """Return True if the bus decodes the frames as a message."""
     try:
         decode(frames)
     except ProtocolError:
@@ -155,7 +155,7 @@ def is_message(frames: list[bytes]) -> bool:
 
 
 def strangers(count: int, chance: random.Random) -> Iterator[list[bytes]]:
-    """`count` mutated messages that are not valid."""
+    """Return `count` mutated messages that are not valid."""
     messages: list[list[bytes]] = []
     while count:
         if count % FRESH == 0 or not messages:

@@ -40,7 +40,7 @@ def learning_curve(reader: Reader, began: float) -> LearningCurve:
 
 
 def _success(reader: Reader, batches: int) -> list[tuple[int, float]]:
-    """Success by number of batches in the weights that played: mean over tasks, where most have data."""
+    """Return success by number of batches in the weights that played: means over tasks, where most have data."""
     marks = [
         (row.trained_version, row.id)
         for row in reader.batches()

@@ -44,7 +44,7 @@ _POLL_S = 0.5
 
 
 def play(arm: str, seed: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One run to its end, and what came of it."""
+    """Play one run to its end and return its results."""
     with local_cluster(*NODES) if arm != "one-host" else nullcontext() as cluster:
         run_dir = folder / f"{arm}-{seed}"
         command = [sys.executable, "-m", "dart_cli", "up", options.config]
@@ -104,7 +104,7 @@ def play(arm: str, seed: int, options: argparse.Namespace, folder: Path) -> dict
 
 
 def while_training(lines: Sequence[str]) -> dict[int, float]:
-    """Success by the updates done, nearest to each tenth, as `dart up` told it."""
+    """Return the success that `dart up` printed at the update nearest to each tenth of the run."""
     matches = (_PROGRESS.search(line) for line in lines)
     seconds_by_update = {
         int(each[1]): float(each[2]) for each in matches if each and each[2] != "-"
@@ -117,7 +117,7 @@ def while_training(lines: Sequence[str]) -> dict[int, float]:
 
 
 class Watch:
-    """Follows a run: what is finished, where its processes are; kills a node at half time."""
+    """A watcher of a run: it notes what is finished and where processes run, and kills a node at half time."""
 
     def __init__(
         self, child: subprocess.Popen[str], run_dir: Path, victim: LocalCluster | None, updates: int
@@ -128,7 +128,7 @@ class Watch:
         self._nodes: dict[str, tuple[str, float]] = {}  # worker -> node, since when
 
     def follow(self) -> None:
-        """Until the run has ended."""
+        """Watch the run until it has ended."""
         listening = threading.Thread(target=self._listen)
         listening.start()
         killed_at = 0.0

@@ -28,13 +28,13 @@ _LINE_BYTES = 2**24
 
 
 def role_of(name: str) -> str:
-    """`env` for `env-0`."""
+    """Return the role of a worker: `env` for `env-0`."""
     return name.partition("-")[0]
 
 
 @dataclass
 class ChaosSupervisor:
-    """Keeps commands of `dart` running until `end`."""
+    """A supervisor that keeps commands of `dart` running until `end`."""
 
     commands: Mapping[str, Sequence[str]]  # worker name -> arguments of `dart`, data last
     log: TextIO
@@ -45,14 +45,14 @@ class ChaosSupervisor:
     _ending: bool = False
 
     def pid(self, name: str) -> int:
-        """Of its present process; 0 between two, so from the kill on."""
+        """Return the id of the command's present process; 0 from a kill until the next start."""
         process = self._processes.get(name)
         if process is None or process.returncode is not None or process.pid in self._killed:
             return 0
         return process.pid
 
     def kill(self, name: str) -> None:
-        """SIGKILL, children included."""
+        """Send SIGKILL to the process and its children."""
         if pid := self.pid(name):
             self._killed.add(pid)
             _signal(pid, signal.SIGKILL)

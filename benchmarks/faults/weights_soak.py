@@ -131,7 +131,7 @@ def main() -> int:
 
 
 class WeightsByVersion(list[Weights]):
-    """Weights by version, made when they are asked for: each another random step from the first."""
+    """Weights by version, which are made when they are asked for: a random step from the first each."""
 
     def __init__(self, policy: LoadedPolicy) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class Soak:
     _ending: bool = False
 
     async def run(self) -> dict[str, Any]:
-        """All of it."""
+        """Run the whole soak test."""
         config = load_config(self.file, [])
         config.run.dir.mkdir(mode=0o700)
         (config.run.dir / "logs").mkdir()
@@ -278,7 +278,7 @@ class Soak:
         }
 
     async def until(self, condition: Any, deadline_s: float) -> bool:
-        """Whether it becomes true in time."""
+        """Return True if the condition becomes true in time."""
         deadline = time.monotonic() + deadline_s
         while not condition():
             if time.monotonic() > deadline:
@@ -361,7 +361,7 @@ class Soak:
         self.answers.append((request, completion))
 
     async def kill(self, workers: list[str]) -> None:
-        """Strike the sides in turn, until cancelled."""
+        """Kill or stop the sides in turn, until cancelled."""
         choice = Random(self.arguments.seed)
         turns = (
             *(("rollout", signal.SIGKILL), ("rollout", signal.SIGSTOP)),
@@ -430,7 +430,7 @@ class Soak:
 
 
 def rounds(log: Path) -> dict[str, object]:
-    """Broadcasts that the trainer's log has, and how many workers took part in each."""
+    """Return the broadcasts in the trainer's log, and how many workers took part in each."""
     text = log.read_text(encoding="utf-8", errors="replace")
     sizes = Counter(
         receivers.count(",") + 1 for receivers in re.findall(r"bytes to (.*) in ", text)

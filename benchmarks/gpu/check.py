@@ -141,7 +141,7 @@ class Run:
     current: BaseProcess | None = None  # leads a group of its own
 
     def left(self) -> float:
-        """Seconds that checks may still take."""
+        """Return the seconds that checks may still take."""
         return self.limit_s - RESERVE_S - (time.monotonic() - self.began)
 
     def all(self, settings: Any) -> None:
@@ -167,7 +167,7 @@ class Run:
             self.write()
 
     def one(self, check: Check, settings: Any, seconds: float) -> Outcome:
-        """One check in a process of its own, ended after `seconds`."""
+        """Run one check in a separate process, which is ended after `seconds`."""
         began = time.monotonic()
         context = multiprocessing.get_context("fork")
         receiver, sender = context.Pipe(duplex=False)
@@ -217,7 +217,7 @@ class Run:
         return json.dumps(report, indent=indent).replace(str(self.scratch), "SCRATCH")
 
     def report(self) -> dict[str, Any]:
-        """All of it, for the file; a check that has not begun is left out."""
+        """Return the whole report for the file; a check that has not begun is left out."""
         over = {each.name for each in self.outcomes}
         outcomes = [
             *self.outcomes,
@@ -299,7 +299,7 @@ def _child(check: Check, settings: Any, sender: Connection, stack: Path, seconds
 
 
 def _stack_of(process: BaseProcess, stack: Path) -> str:
-    """Where a check is, by its own word; empty where it gives none."""
+    """Return where a check is, as it reported itself; empty where it reported nothing."""
     if process.pid is None or not stack.exists():  # without a handler the signal would end it
         return ""
     with contextlib.suppress(ProcessLookupError):
@@ -347,7 +347,7 @@ def requirements() -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """Of what decides which checks can run."""
+    """Return the versions that decide which checks can run."""
     installed = {"python": sys.version.split()[0]}
     for name in ("torch", "transformers", "safetensors", "peft", "vllm", "pytest"):
         try:
@@ -358,7 +358,7 @@ def versions() -> dict[str, str]:
 
 
 def result_file(device: str, *, tiny: bool, only: Sequence[str]) -> Path:
-    """Where the report goes: a trial, or a part of the checks, replaces no result."""
+    """Return where the report is written: a trial, or a part of the checks, replaces no result."""
     if device.startswith("cuda") and not tiny and not only:
         return RESULT
     return Path(tempfile.gettempdir()) / "gpu-trial.json"
@@ -414,7 +414,7 @@ def _warn() -> None:
 
 
 def _scratch() -> str | None:
-    """Shared memory where it has room for a 7B and its publication, else the temporary directory."""
+    """Return shared memory where it has room for a 7B and its publication, else the temporary directory."""
     shared = Path("/dev/shm")
     if shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 4 << 30:
         return str(shared)

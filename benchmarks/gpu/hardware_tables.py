@@ -165,7 +165,7 @@ def _ways(shape: Shape) -> dict[str, dict[str, Any]]:
 
 
 def _setup(tokens: int) -> TrainerSetup:
-    """With the reference of a KL, and one predicted token in thirty, at least 512."""
+    """Return a setup with the reference of a KL, and one predicted token in thirty, at least 512."""
     return TrainerSetup(tokens=tokens, predicted=max(512, tokens // 30), reference=True)
 
 
@@ -268,7 +268,7 @@ def _seconds() -> Iterator[str]:
 
 
 def _plan(model: _Model, ranks: int, changes: Mapping[str, Mapping[str, Any]]) -> Plan:
-    """Of a run on eight GPUs, or as many as the ranks and one engine take."""
+    """Return the plan of a run on eight GPUs, or as many as the ranks and one engine take."""
     return make_plan(_eight(ranks, changes), model.tree, CUT, ROOM)
 
 
@@ -293,7 +293,7 @@ def _eight(ranks: int, changes: Mapping[str, Mapping[str, Any]]) -> Config:
 
 
 def covered() -> list[str]:
-    """Parts of a run, from the smoke test of configs/ui-tars-7b.toml and the last whole scripts/gpu-check."""
+    """Return the parts of a run that the smoke test of configs/ui-tars-7b.toml and scripts/gpu-check covered."""
     results = ROOT / "benchmarks" / "results"
     parts = json.loads((results / "smoke_test.json").read_text())["ui-tars-7b"]["parts"]
     report = json.loads((results / "gpu.json").read_text())
@@ -327,7 +327,7 @@ def with_tables(text: str) -> str:
 
 
 def split(config: Config, plan: Plan) -> str:
-    """Seconds of an update and of its rollouts on H100s, which side waits, and how long the database lasts."""
+    """Return the seconds of an update and its rollouts on H100s, the side that waits, and how long the disk lasts."""
     seconds = seconds_of(config, plan, H100)
     uses = "" if seconds.uses == 1 else f" ({seconds.uses} of them on each batch)"
     days = config.data.max_gb * 1e9 / screens_a_day(config, plan, seconds)

@@ -33,7 +33,7 @@ from benchmarks.gpu.settings import (
 
 
 def machine(settings: Settings) -> Figures:
-    """Names, memory, and the speeds that the others are limited by."""
+    """Return the names, the memory, and the speeds that limit all other checks."""
     figures: Figures = {
         "platform": platform.platform(),
         "cores": os.cpu_count(),
@@ -75,7 +75,7 @@ def machine(settings: Settings) -> Figures:
 
 
 def attention(settings: Settings) -> Figures:
-    """Trees, each path alone, and a dense mask in float32; values and gradients."""
+    """Compare trees, each path alone, and a dense mask in float32, by values and gradients."""
     from dart_cli.policy.pack_plan import PackLayout, plan_pack
     from dart_cli.policy.packed import packed_attention
 
@@ -139,7 +139,7 @@ def _dense(layout: Any, parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _paths_alone(layout: Any, parts: Any, attend: Any, plan_pack: Any) -> torch.Tensor:
-    """Each node as the end of a sequence of its own."""
+    """Compute each node as the end of a separate sequence."""
     from dart_cli.policy.pack_plan import PackLayout
 
     rows = []
@@ -155,7 +155,7 @@ def _paths_alone(layout: Any, parts: Any, attend: Any, plan_pack: Any) -> torch.
 def _speed(
     device: str, dtype: torch.dtype, heads: int, kv_heads: int, width: int, *, tiny: bool
 ) -> Figures:
-    """Milliseconds of a forward and backward pass over one long sequence, packed and with a mask."""
+    """Return the milliseconds of a forward and backward pass over one long sequence, packed and with a mask."""
     from dart_cli.policy.pack_plan import PackLayout, plan_pack
     from dart_cli.policy.packed import packed_attention
 
@@ -190,7 +190,7 @@ def _speed(
 
 
 def tests(settings: Settings) -> Figures:
-    """The tests marked `gpu`; on a CPU they are collected, and none is run."""
+    """Run the tests marked `gpu`; on a CPU they are only collected."""
     for name in ("pytest", "pytest_timeout", "hypothesis"):  # pyproject.toml, tests/conftest.py
         if find_spec(name) is None:
             raise MissedError(f"{name} is not installed")
@@ -216,7 +216,7 @@ OUTCOMES = ("passed", "failed", "errors", "skipped", "deselected")
 
 
 def judged(returncode: int, output: str, *, on_gpu: bool) -> Figures:
-    """Pytest's counts. Raises BrokenError where a test failed or none ran, MissedError if none could."""
+    """Return pytest's counts. Raises BrokenError where a test failed or none ran, MissedError if none could."""
     lines = [line for line in output.splitlines() if line.strip()]
     summary = lines[-1] if lines else ""
     counts = dict.fromkeys(OUTCOMES, 0)

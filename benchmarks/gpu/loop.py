@@ -27,7 +27,7 @@ NAME = "UI-TARS-1.5-7B"
 
 
 def loop(settings: Settings) -> Figures:
-    """Three updates of adapters on every layer, with the parity gate on."""
+    """Run three updates of adapters on every layer, with the log-probability check on."""
     shutil.rmtree(settings.scratch / "shards", ignore_errors=True)  # the memory is needed
     began = time.monotonic()
     updates = 1 if settings.tiny else UPDATES
@@ -117,7 +117,7 @@ def _free(device: str) -> None:
 
 
 def _play(config: Path, seconds: float) -> Figures:
-    """`dart up` for at most `seconds`; what its run directory tells."""
+    """Run `dart up` for at most `seconds` and return the figures of its run directory."""
     from dart_cli.config.load import load_config
 
     command = [sys.executable, "-m", "dart_cli", "up", str(config)]

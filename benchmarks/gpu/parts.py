@@ -97,7 +97,7 @@ TINY = replace(
 
 
 def write_shards(folder: Path, size: Size, layers: int, device: str, dtype: torch.dtype) -> Path:
-    """Weights of `layers` layers and all else that a folder needs; returns `folder`."""
+    """Write the weights of `layers` layers and all else that a folder needs; return `folder`."""
     build(KIND, folder, dtype=dtype)
     tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     tree |= size.text | {"num_hidden_layers": layers}

@@ -56,7 +56,7 @@ DEADLINE_S = 60.0
 
 
 def two_gpus(settings: Settings) -> Figures:
-    """Two ranks train and broadcast; then one rank makes the same update, and has the same weights."""
+    """Train and broadcast with two ranks; then check that one rank makes the same update to the same weights."""
     if settings.device.startswith("cuda") and torch.cuda.device_count() < 2:
         raise MissedError(f"two GPUs are needed, torch sees {torch.cuda.device_count()}")
     from dart_cli.train.learner import PolicyLearner

@@ -191,7 +191,7 @@ async def _served(config: Config, weights: Path) -> tuple[Batch, list[Batch], Ba
 
 
 def publication(settings: Settings) -> Figures:
-    """Tensors of all layers from the device to files, and back: checked, bit for bit."""
+    """Write tensors of all layers from the device to files and back, and compare them bit for bit."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     from dart_cli.weights.file import FileChannel, load

@@ -76,7 +76,7 @@ def gpu_speed(name: str, memory: int) -> GpuSpeed | None:
 
 @dataclass(frozen=True)
 class Work:
-    """Of one update, over all GPUs."""
+    """The work of one update, over all GPUs."""
 
     trained: float  # operations of the trainer
     prefilled: float  # operations of the engines for prompts
@@ -97,7 +97,7 @@ def work_of(
     caches: bool = True,
     keeps: bool = False,
 ) -> Work:
-    """Of `episodes` of `steps` steps, of which `share` is trained on.
+    """Return the work of `episodes` of `steps` steps, of which `share` is trained on.
 
     `passes` are forward passes that an update costs: 3 for forward and backward, and one each for
     recompute and for the reference. A chain is computed whole where one of its steps is trained on.
@@ -127,7 +127,7 @@ def work_of(
 
 
 def vision_flops(shape: Shape, screen: int) -> float:
-    """Operations of the tower's forward pass over one screen of `screen` tokens.
+    """Return the operations of the tower's forward pass over one screen of `screen` tokens.
 
     A matrix of the merger meets a token, those before it each patch; windows hold 8 x 8 patches.
     """
@@ -141,7 +141,7 @@ def vision_flops(shape: Shape, screen: int) -> float:
 
 
 def update_seconds(work: Work, gpu: GpuSpeed, ranks: int, *, offloaded: int = 0) -> float:
-    """Of one update on `ranks` GPUs; `offloaded` are the trained parameters that main memory holds."""
+    """Return the seconds of one update on `ranks` GPUs; main memory holds `offloaded` trained parameters."""
     # Weights go to the GPU and gradients come back, in float32.
     moved = 8 * offloaded / ranks / HOST_BYTES_S
     return work.trained / (ranks * gpu.flops * MFU) + moved
@@ -158,7 +158,7 @@ def iteration_seconds(
 def rollout_seconds(
     work: Work, shape: Shape, gpu: GpuSpeed, *, engines: int, share: int, together: int
 ) -> float:
-    """Seconds that `engines`, of `share` GPUs each, compute for one update's episodes."""
+    """Return the seconds that `engines`, of `share` GPUs each, compute for one update's episodes."""
     prefill = work.prefilled / (engines * share * gpu.flops * MFU)
     each = iteration_seconds(shape, gpu, together=together, context=work.context, share=share)
     return prefill + work.decoded / together * each / engines
@@ -166,7 +166,7 @@ def rollout_seconds(
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of one update and of the rollouts that a batch needs."""
+    """The seconds of one update and of the rollouts that a batch needs."""
 
     update: float
     engines: float  # that the engines compute
@@ -177,12 +177,12 @@ class Seconds:
 
     @property
     def training(self) -> float:
-        """Of all updates on a batch."""
+        """The seconds of all updates on a batch."""
         return self.update * self.uses
 
     @property
     def rollouts(self) -> float:
-        """Until the slowest of them is done."""
+        """The seconds until the slowest of the rollouts is done."""
         return max(self.engines, self.environments, self.boots)
 
     @property
@@ -204,7 +204,7 @@ class Seconds:
 
 
 def seconds_of(config: Config, plan: Plan, gpu: GpuSpeed) -> Seconds:
-    """Of a plan that trains and samples a model."""
+    """Return the seconds of a plan that trains and samples a model."""
     shape, setup, form = plan.shape, plan.setup, plan.form
     assert plan.engine is not None
     episodes = config.data.group_size * config.data.groups_per_batch
@@ -251,7 +251,7 @@ def _boots_at_once(config: Config) -> int:
 
 
 def screens_a_day(config: Config, plan: Plan, seconds: Seconds) -> int:
-    """Bytes."""
+    """Return the bytes of the screenshots of a day."""
     episodes = config.data.group_size * config.data.groups_per_batch
     batches = DAY_S / max(seconds.training, seconds.rollouts)
     return int(batches * episodes * plan.form.steps * plan.host.screen_bytes)

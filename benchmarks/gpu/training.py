@@ -49,7 +49,7 @@ BF16_GRADIENT = 0.1
 
 
 def model(settings: Settings) -> Figures:
-    """As many layers as the room for them, twice (weights and their publication), allows."""
+    """Write as many layers as fit twice, as weights and as their publication."""
     size, folder = settings.size, settings.scratch / "shards"
     free = shutil.disk_usage(settings.scratch).free
     layers = size.layers if settings.tiny else min(size.layers, int((free / 2.2 - 4e9) / 0.47e9))
@@ -91,7 +91,7 @@ def deepest(settings: Settings, tokens: int, predicted: int) -> int:
 
 
 def operations(settings: Settings, layers: int, batch: Batch, nodes: Any, passes: float) -> float:
-    """Floating-point operations of an update on `nodes` (tokens, tokens before them).
+    """Return the floating-point operations of an update on `nodes` (tokens, tokens before them).
 
     Those of one pass of the frozen tower over each screen are among them. See benchmarks/speed/packing.py.
     """
@@ -110,7 +110,7 @@ def operations(settings: Settings, layers: int, batch: Batch, nodes: Any, passes
 
 
 def nodes_of(part: Any) -> list[tuple[int, int]]:
-    """(tokens, tokens before them) of the nodes of all packs of a PackedBatch."""
+    """Return (tokens, tokens before them) of the nodes of all packs of a PackedBatch."""
     nodes = []
     for pack in part.packs:
         begins, ends = pack.nodes[2::4], pack.nodes[3::4]
@@ -194,7 +194,7 @@ def _updated_if_it_fits(settings: Settings, layers: int, batch: Batch) -> Figure
 
 
 def _updated(settings: Settings, layers: int, batch: Batch, **sections: Any) -> Figures:
-    """Three updates on one batch: the first warms up, the others are timed."""
+    """Make three updates on one batch: the first warms up, the others are timed."""
     config = config_of(settings, layers)
     config = config.model_copy(
         update={"model": config.model.model_copy(update=sections)} if sections else {}
@@ -250,7 +250,7 @@ def _kind(settings: Settings) -> Any:
 
 
 class _Sums:
-    """Gradients of the trained parameters, summed in float32 as the learner does."""
+    """The gradients of the trained parameters, summed in float32 as the learner does."""
 
     def __init__(self, model: Any) -> None:
         self.sums: dict[str, torch.Tensor] = {}
@@ -278,7 +278,7 @@ class _Sums:
 
 
 def one_by_one(settings: Settings) -> Figures:
-    """Gradients of the same samples in packs and one at a time, and the seconds of both."""
+    """Compute gradients of the same samples in packs and one at a time; return the seconds of both."""
     from benchmarks.speed.packing import alone, packed
     from dart_cli.policy.loader import load_policy
     from dart_cli.policy.packed import use_recompute

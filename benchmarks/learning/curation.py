@@ -128,7 +128,7 @@ def measure(
 
 
 def draw_curves(path: Path, results: Mapping[Cell, Result], summary: Mapping[str, Any]) -> None:
-    """Arms in panels of at most PANEL beside baseline and ours, against trajectories played."""
+    """Draw arms in panels of at most PANEL beside baseline and ours, against trajectories played."""
     arms, whole = _whole(results, summary)
     others = [arm for arm in arms if arm not in whole]
     groups = [others[at : at + PANEL] for at in range(0, len(others), PANEL)] or [[]]
@@ -156,7 +156,7 @@ def draw_out_of_reach(
     summary: Mapping[str, Any],
     tasks: Sequence[str],
 ) -> None:
-    """`tasks`, which the model hardly ever solves at first."""
+    """Draw the curves of `tasks`, which the model hardly ever solves at first."""
     arms, whole = _whole(results, summary)
     panels = [*whole, *(arm for arm in arms if "pool" in arm)] or arms[:PANEL]
     lines = [line_of(arm, panels, results, summary, tasks) for arm in panels]
@@ -167,7 +167,7 @@ def draw_out_of_reach(
 def _whole(
     results: Mapping[Cell, Result], summary: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """All arms, and of them baseline and ours."""
+    """Return all arms, and of them the baseline and ours."""
     arms = list(dict.fromkeys(cell.arm for cell in results))
     return arms, [arm for arm in (summary["baseline"], summary["ours"]) if arm in arms]
 
@@ -189,7 +189,7 @@ def line_of(
 
 
 def tell(text: str) -> None:
-    """One line of progress."""
+    """Print one line of progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 

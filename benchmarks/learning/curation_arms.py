@@ -108,29 +108,29 @@ class Arm:
 
     @property
     def kind(self) -> str:
-        """Its base and parts."""
+        """The base and parts of the arm."""
         return "+".join((self.base, *self.parts))
 
     @property
     def name(self) -> str:
-        """Of its files, and on the command line."""
+        """The name of the arm, in file names and on the command line."""
         rate, schedule = (f"~{each}" if each else "" for each in (self.rate, self.schedule))
         return f"{self.kind}{rate}{schedule}{f'@{self.budget}' if self.budget else ''}"
 
     @property
     def trajectories(self) -> int:
-        """How many it plays."""
+        """The number of trajectories that the arm plays."""
         is_long = self.base == FILE or (self.base == GRPO and not self.parts)
         return self.budget or (BUDGET if is_long else HALF)
 
     @property
     def tuned(self) -> tuple[str, str]:
-        """The rate and the schedule of its kind; empty: as in the file."""
+        """The rate and the schedule of this kind of arm; empty where they are as in the file."""
         kind = f"{self.base}+replay" if "replay" in self.parts else self.base
         return TUNED.get(kind, TUNED.get(self.base, ("", "")))
 
     def sets(self, pool: Path) -> list[str]:
-        """Its `--set`, with the oracle's trajectories in `pool`; they end the run at its budget."""
+        """Return the arm's `--set` values, with the oracle's trajectories in `pool`; they end the run at its budget."""
         rate, schedule = self.rate or self.tuned[0], self.schedule or self.tuned[1]
         overrides = [f"train.max_trajectories={self.trajectories}", *BASES[self.base]]
         overrides += [each for part in self.parts for each in PARTS[part]]
@@ -140,7 +140,7 @@ class Arm:
 
     @property
     def needs_pool(self) -> bool:
-        """Whether it draws from the oracle's trajectories."""
+        """Whether the arm draws from the oracle's trajectories."""
         return "pool" in self.parts
 
 

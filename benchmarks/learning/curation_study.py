@@ -60,7 +60,7 @@ FINAL = 4
 
 @dataclass(frozen=True)
 class Study:
-    """Where a study's files are."""
+    """The folders and files of a study."""
 
     root: Path  # of the repository
     config: Path
@@ -69,7 +69,7 @@ class Study:
 
     @property
     def pool(self) -> Path:
-        """The oracle's trajectories."""
+        """The folder of the oracle's trajectories."""
         return self.work.absolute() / "pool"
 
     def sets_of(self, arm: Arm) -> list[str]:
@@ -154,7 +154,7 @@ def play_run(
 
 
 def _children_s() -> float:
-    """CPU seconds of the processes that have ended, and of theirs."""
+    """Return the CPU seconds of the child processes that have ended, and of their children."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime
 
@@ -200,7 +200,7 @@ def _held_out(
 
 
 def costs(reader: Reader) -> dict[int, dict[CostAxis, float]]:
-    """By version: what had been played when it was published, from the first lease on."""
+    """Return, by version, what had been played when it was published, from the first lease on."""
     episodes = episode_times(reader)
     began = min(episode.leased_at for episode in episodes)
     ends = sorted((e.ended_at, e.steps or 0) for e in episodes if e.ended_at is not None)
@@ -223,7 +223,7 @@ def costs(reader: Reader) -> dict[int, dict[CostAxis, float]]:
 
 
 def _point(tasks: Mapping[str, Score]) -> dict[str, float]:
-    """Success and steps of an episode, means over tasks, all with equal weight; and n."""
+    """Return success and steps of an episode, means over tasks with equal weight, and the number of episodes."""
     judged = [score for score in tasks.values() if score[1]]
     return {
         "success": mean(passed / count for passed, count, _ in judged),
@@ -241,7 +241,7 @@ def _groups(reader: Reader) -> dict[str, int]:
 
 
 def explained(reader: Reader) -> dict[str, list[float]]:
-    """How much of the rewards baselines and a critic explained, by thirds of the run; empty without a critic."""
+    """Return how much of the rewards baselines and a critic explained, by thirds of the run; empty without a critic."""
     thirds_by_name: dict[str, list[float]] = {}
     for name in ("baseline_explained", "critic_explained"):
         values = [each.value for each in reader.metrics(name)]
@@ -251,7 +251,7 @@ def explained(reader: Reader) -> dict[str, list[float]]:
 
 
 def thirds(values: Sequence[_T]) -> list[Sequence[_T]]:
-    """Its beginning, middle and end."""
+    """Return the beginning, middle and end of a sequence."""
     cuts = [len(values) * part // 3 for part in range(4)]
     return [values[a:b] for a, b in pairwise(cuts)]
 
@@ -262,7 +262,7 @@ def thirds(values: Sequence[_T]) -> list[Sequence[_T]]:
 def curve(
     result: Result, cost: CostAxis, tasks: Sequence[str] | None = None
 ) -> list[tuple[float, float]]:
-    """One run's held-out success against a cost: the mean over all tasks, or over these."""
+    """Return one run's held-out success against a cost: the mean over all tasks, or over these."""
 
     def success(point: Mapping[str, Any]) -> float:
         if tasks is None:
@@ -365,7 +365,7 @@ def _of_kind(arms: Mapping[str, Arm], like: Arm) -> str:
 
 
 def _per_task(runs: Sequence[Result]) -> dict[str, list[float]]:
-    """Task -> its success at the beginning and at the end, means over runs."""
+    """Return each task's success at the beginning and at the end, means over runs."""
     values_by_task: dict[str, list[float]] = {}
     for point in (0, -1):
         scores = [run["per_task"][str(run["points"][point]["version"])] for run in runs]

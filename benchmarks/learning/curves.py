@@ -66,7 +66,7 @@ def value_at(curve: Points, x: float) -> float:
 
 @dataclass(frozen=True)
 class Band:
-    """Several curves on one grid."""
+    """The mean and the limits of several curves on one grid."""
 
     x: list[float]
     mean: list[float]
@@ -75,7 +75,7 @@ class Band:
 
 
 def band(curves: Sequence[Points], points: int = 60) -> Band:
-    """Mean, lowest and highest of `curves` over the range that all of them cover."""
+    """Return the mean, lowest and highest of `curves` over the range that all of them cover."""
     begin = max(curve[0][0] for curve in curves)
     end = min(curve[-1][0] for curve in curves)
     grid = [begin + (end - begin) * index / (points - 1) for index in range(points)]
@@ -109,7 +109,7 @@ class ArmLine:
 
 @dataclass(frozen=True)
 class ArmPanel:
-    """Lines that are compared."""
+    """One panel of lines that are compared."""
 
     title: str
     x_label: str

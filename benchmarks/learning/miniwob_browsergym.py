@@ -121,7 +121,7 @@ def _row(env: GuiEnv, episode: PlayedEpisode, scale: float) -> dict[str, Any]:
 
 
 def _repeated(env: GuiEnv, task: Task, seed: int, actions: Sequence[Action]) -> str:
-    """BrowserGym's verdict after these actions."""
+    """Return BrowserGym's verdict after these actions."""
     try:
         env.reset(seed=seed, options={"task": task})
         for action in actions:

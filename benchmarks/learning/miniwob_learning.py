@@ -198,7 +198,7 @@ def gather(results: Path, keys: Sequence[str], value: Mapping[str, Any]) -> dict
 
 
 def tell(text: str) -> None:
-    """One line of progress."""
+    """Print one line of progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 

@@ -47,7 +47,7 @@ HIGH, HALF = 0.9, 0.5
 
 
 def task_of(page: str) -> str:
-    """Its id in the suite."""
+    """Return the id of a page's task in the suite."""
     return f"{SUITE}/{page}"
 
 
@@ -79,12 +79,12 @@ class PageScore:
 
     @property
     def success_before(self) -> float:
-        """Fraction passed."""
+        """The fraction passed before training."""
         return self.before[0] / self.before[1]
 
     @property
     def success_after(self) -> float:
-        """Fraction passed."""
+        """The fraction passed after training."""
         return self.after[0] / self.after[1]
 
 

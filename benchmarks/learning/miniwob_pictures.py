@@ -87,7 +87,7 @@ def draw_pages(path: Path, summary: Summary, title: str) -> None:
 
 
 def draw_curve(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Arm -> its runs: success while training against trajectories, and pages at 0.9 and above."""
+    """Draw success while training against trajectories, and the pages at 0.9 and above, for each arm's runs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 3.6), dpi=110, layout="constrained")
@@ -250,7 +250,7 @@ def _twelve(results: Mapping[str, Any]) -> list[str]:
 
 
 def _means(results: Mapping[str, Any], bases: Sequence[str]) -> list[str]:
-    """Means that others have published, below ours over the pages of Pix2Act's table."""
+    """Return the means that others have published, below ours over the pages of Pix2Act's table."""
     rows = [["agent", "sees", "mean success", "pages", "demonstrations", "parameters", "read in"]]
     rows += [
         [
@@ -290,7 +290,7 @@ def _by_page(results: Mapping[str, Any], bases: Sequence[str]) -> list[str]:
 
 
 def _published_columns() -> dict[str, Mapping[str, float]]:
-    """Column title -> page -> score, of those whose scores by page are in the file."""
+    """Return title -> page -> score of the published columns whose scores by page are in the file."""
     return {
         column["title"]: column["scores"]
         for column in published().get("by_page", {}).values()

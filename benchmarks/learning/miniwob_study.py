@@ -56,7 +56,7 @@ _END_S = 90.0
 
 @dataclass(frozen=True)
 class Study:
-    """What all runs of it have in common."""
+    """The settings that all runs of the study have in common."""
 
     root: Path  # of the repository
     config: Path
@@ -140,7 +140,7 @@ def _evaluate(study: Study, cell: Cell, name: str, tell: Callable[[str], None]) 
 
 
 def _wait_for_end_of_earlier(run_dir: Path) -> None:
-    """Until the processes that a killed start of the study has left have ended."""
+    """Wait until the processes that a killed start of the study has left have ended."""
     deadline = time.monotonic() + _END_S
     while time.monotonic() < deadline:
         if not run_dir.exists() or all(each.liveness == "gone" for each in workers_of(run_dir)):
@@ -190,7 +190,7 @@ def _result(
 
 
 def counts_of(evaluation: Evaluation) -> dict[str, tuple[int, int, float]]:
-    """Page -> passed, judged, mean reward, of the sampled episodes."""
+    """Return passed, judged and mean reward of the sampled episodes, by page."""
     counts_by_page = {}
     for score in evaluation.modes["sampled"].tasks:
         reward = score.mean_reward
@@ -200,7 +200,7 @@ def counts_of(evaluation: Evaluation) -> dict[str, tuple[int, int, float]]:
 
 
 def curve_of(judged: Sequence[tuple[str, bool]], points: int = POINTS) -> list[dict[str, Any]]:
-    """Success while training, from each page's outcomes in the order they ended.
+    """Return success while training, from each page's outcomes in the order they ended.
 
     A point is the mean over the pages played so far of each page's newest WINDOW trajectories, so that
     pages that are played often count no more than others; `n` is how many trajectories that are. With
@@ -260,7 +260,7 @@ def metered(command: Sequence[str], study: Study, name: str, part: str) -> None:
 
 
 def _watch(child: subprocess.Popen[bytes], account: Path, part: str) -> None:
-    """Until it has ended, add up the CPU time of its tree of processes."""
+    """Add up the CPU time of the process and its children until it has ended."""
     spent: dict[tuple[int, float], float] = {}
     account_before = _read(account)
     earlier, written_at = account_before.get(part, 0.0), time.monotonic()
@@ -279,7 +279,7 @@ def _watch(child: subprocess.Popen[bytes], account: Path, part: str) -> None:
 
 
 def _cpu_times(pid: int) -> Iterator[tuple[tuple[int, float], float]]:
-    """Process -> its CPU seconds, of the process and of all below it."""
+    """Return the CPU seconds of the process and of all processes below it, by process."""
     try:
         root = psutil.Process(pid)
         family = [root, *root.children(recursive=True)]

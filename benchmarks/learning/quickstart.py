@@ -103,7 +103,7 @@ def printable(line: Result) -> Result:
 
 
 def summarized(arm: str, results: dict[Cell, Result]) -> dict[str, Any]:
-    """All seeds of one arm, a list for each figure, and the means of those that are compared."""
+    """Return all seeds of one arm, a list for each figure, and the means of those that are compared."""
     own = {cell.seed: result for cell, result in results.items() if cell.arm == arm}
     names: Sequence[str] = list(next(iter(own.values())))
     lists = {name: [result[name] for result in own.values()] for name in names}

@@ -45,13 +45,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its files, e.g. `uniform-0`."""
+        """The name of the cell's files, e.g. `uniform-0`."""
         return f"{self.arm}-{self.seed}"
 
 
 @dataclass(frozen=True)
 class ResultCache:
-    """Results by cell in a folder. `settings` says what a cell's result depends on."""
+    """A folder of results by cell. `settings` returns what a cell's result depends on."""
 
     folder: Path
     settings: Callable[[Cell], object]
@@ -86,7 +86,7 @@ class ResultCache:
 
 
 def _as_json(value: object) -> Any:
-    """`value` after a round trip through JSON, to compare it with one read from a file."""
+    """Return `value` after a round trip through JSON, to compare it with one read from a file."""
     return json.loads(json.dumps(value))
 
 
@@ -159,7 +159,7 @@ def dart(*words: str) -> list[str]:
 
 
 def overrides(sets: Sequence[str]) -> list[str]:
-    """`--set` for each."""
+    """Return `--set KEY=VALUE` for each setting."""
     return [part for each in sets for part in ("--set", each)]
 
 

@@ -84,11 +84,11 @@ class Run:
     """Trajectories in order: when, and whether it passed; None of one that was played because of others' failure."""
 
     def cpu_at(self, moment: float) -> float:
-        """CPU seconds used by then."""
+        """Return the CPU seconds used until a moment."""
         return max((cpu for at, cpu, _ in self.used if at <= moment), default=0.0)
 
     def figures(self) -> dict[str, Any]:
-        """Those of the table above."""
+        """Return the figures of the table in the module's docstring."""
         times = [at for at, _ in self.episodes]
         outcomes = [
             (count, one) for count, (_, one) in enumerate(self.episodes, 1) if one is not None
@@ -115,7 +115,7 @@ class Run:
 
 
 def play(arm: str, task: str, seed: int, minutes: float, python: str) -> Run:
-    """One run. Raises SystemExit where it fails."""
+    """Play one run. Raises SystemExit where it fails."""
     config, sets = CONFIGS[task]
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
@@ -199,7 +199,7 @@ def _read(process: subprocess.Popen[str], run: Run) -> None:
 
 
 def beside(task: str, options: argparse.Namespace, python: str) -> dict[str, Any]:
-    """All arms of a task, one run after the other."""
+    """Play all arms of a task, one run after the other."""
     arms = ("dart", *PEERS[task])
     cells = {Cell(f"{task}-{arm}", seed): arm for seed in options.seeds for arm in arms}
     results = play_missing(
@@ -215,7 +215,7 @@ def beside(task: str, options: argparse.Namespace, python: str) -> dict[str, Any
 
 
 def ratios(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Our figures by a peer's, of means over seeds; null where one of them did not get there."""
+    """Return our figures divided by a peer's, of means over seeds; null where one of them did not get there."""
 
     def mean(runs: list[dict[str, Any]], *path: str) -> float | None:
         values = []

@@ -146,7 +146,7 @@ class PlainLoop:
         return samples
 
     def _learn(self, episodes: list[Episode]) -> None:
-        """One step of AdamW: advantages by group, of all tokens alike (GRPO, arXiv 2402.03300, equation 3)."""
+        """Make one update with AdamW: advantages by group, all tokens alike (GRPO, arXiv 2402.03300, equation 3)."""
         rewards = torch.tensor([each.reward for each in episodes]).view(-1, self._size)
         centred = rewards - rewards.mean(1, keepdim=True)
         advantages = (centred / (rewards.std(1, keepdim=True) + 1e-6)).flatten().tolist()

@@ -46,7 +46,7 @@ INSTANCES = 1000
 
 
 class ScreenProcessor(Qwen3VLProcessor):  # type: ignore[misc, no-untyped-call, unused-ignore]
-    """Without videos, for which torchvision would be needed."""
+    """A processor without videos, for which torchvision would be needed."""
 
     attributes = ("image_processor", "tokenizer")
 
@@ -55,7 +55,7 @@ class ScreenProcessor(Qwen3VLProcessor):  # type: ignore[misc, no-untyped-call, 
 
 
 class OneStep:
-    """Instances of the configuration's tasks, and what a completion earns there."""
+    """The instances of the configuration's tasks, and what a completion earns there."""
 
     def __init__(self, config: Config, seed: int) -> None:
         self._config = config
@@ -66,7 +66,7 @@ class OneStep:
         self._episodes = 0
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Screen, instruction and number of each instance."""
+        """Return the screen, instruction and number of each instance."""
         for number in range(INSTANCES):
             screen, instruction = self._begin_episode(number)
             message: dict[str, Any] = {"role": "user", "content": instruction}
@@ -99,13 +99,13 @@ class OneStep:
 
 
 class Until(TrainerCallback):  # type: ignore[misc]
-    """Ends the training after so many minutes."""
+    """A callback that ends the training after so many minutes."""
 
     def __init__(self, minutes: float) -> None:
         self._end = time.monotonic() + 60 * minutes
 
     def on_step_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
-        """After each update."""
+        """Stop the training after an update if the time is up."""
         control.should_training_stop |= time.monotonic() > self._end
 
 

@@ -86,7 +86,7 @@ BASELINE, OURS = "coupled-batch", "rolling"
 
 @dataclass(frozen=True)
 class Options:
-    """What to play; the command line's options."""
+    """The options of the command line: what to play."""
 
     config_path: Path
     overrides: tuple[str, ...]
@@ -138,13 +138,13 @@ def run_efficiency(options: Options) -> dict[str, Any]:
 async def _play_side_by_side(
     arm: Arm, options: Options, conditions: Sequence[bool], *, pictured: bool
 ) -> list[tuple[bool, Measured]]:
-    """One run of an arm under each condition, at the same time: a run needs a third of a core."""
+    """Play one run of an arm under each condition at the same time: a run needs a third of a core."""
     plays = [play_arm(arm, options, with_faults=each, pictured=pictured) for each in conditions]
     return list(zip(conditions, await asyncio.gather(*plays), strict=True))
 
 
 async def play_arm(arm: Arm, options: Options, *, with_faults: bool, pictured: bool) -> Measured:
-    """One run of one arm, in a fresh run directory below the configuration's."""
+    """Play one run of one arm, in a fresh run directory below the configuration's."""
     overrides = [*_overrides(options, with_faults), *arm.overrides, *options.overrides]
     config = load_config(options.config_path, overrides)
     run_dir = config.run.dir / f"{arm.name}{'-faults' if with_faults else ''}"
@@ -204,7 +204,7 @@ def summary(
         mine, theirs = runs[OURS, False], runs[BASELINE, False]
 
         def ratio(field: str) -> float | None:
-            """Median over the repeats; None where a window was too short for the baseline."""
+            """Return the median over the repeats; None where a window was too short for the baseline."""
             pairs = [
                 (getattr(a, field), getattr(b, field)) for a, b in zip(mine, theirs, strict=True)
             ]

@@ -76,7 +76,7 @@ def timed_engine(config: Config) -> Model:
 
 
 def random_replies(action_parser: str, times: Times) -> TimedReplies:
-    """Clicks anywhere in the language `action_parser`; position and length are drawn from the request's seed.
+    """Return a function that clicks anywhere; position and length are drawn from the request's seed.
 
     The length is log-normal and capped by max_tokens; a thought fills the text up to it if the
     language has thoughts and the action is shorter.
@@ -114,7 +114,7 @@ class _TimedRequest:
     future: asyncio.Future[Generation]
 
     def tokens_after(self, iterations: int, *, suspended: bool = False) -> int:
-        """Tokens after `done` further iterations, those of the partial included.
+        """Return the tokens after `iterations` further iterations, those of the partial included.
 
         If a token takes several iterations, a started one counts when the request is suspended: a
         partial holds whole tokens only, and a request that is suspended often must progress.
@@ -127,7 +127,7 @@ class _TimedRequest:
 
 
 class TimedEngine:
-    """See the module, and engines.base.Engine for the contract."""
+    """An engine that only takes time; engines.base.Engine has the contract."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class TimedEngine:
         policy_version: int = -1,
         max_batch: int = 32,
     ) -> None:
-        """At most `max_batch` requests run together; the others wait in order of arrival."""
+        """Run at most `max_batch` requests together; the others wait in order of arrival."""
         self._answer = answer
         self._check_weights = check_weights
         self._transfer_s = times.transfer_s / times.speedup
@@ -155,7 +155,7 @@ class TimedEngine:
 
     @property
     def policy_version(self) -> int:
-        """Version of the weight set that serves now."""
+        """The version of the weight set that serves now."""
         return self._replica.version
 
     async def generate(self, request: GenerateRequest) -> Generation:

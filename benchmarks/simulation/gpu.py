@@ -42,7 +42,7 @@ _ROUNDING = 1e-6  # of an iteration: times that differ by less are the same boun
 
 @dataclass(frozen=True)
 class Costs:
-    """Real seconds of each kind of work."""
+    """The real seconds of each kind of work."""
 
     prefill_s: float
     prefill_cached_s: float
@@ -60,7 +60,7 @@ class Costs:
         )
 
     def iteration_s(self, decoding: int) -> float:
-        """Seconds of one token for each of `decoding` requests."""
+        """Return the seconds of one token for each of `decoding` requests."""
         return max(_LEAST_S, self.decode_s + self.decode_each_s * (decoding - 1))
 
 
@@ -80,13 +80,13 @@ class SimulatedRequest:
 
     @property
     def queue_s(self) -> float:
-        """Seconds it waited for a slot."""
+        """The seconds that it waited for a slot."""
         end = self.ended_at if self.started is None else self.started
         return 0.0 if end is None else end - self.arrived
 
     @property
     def engine_s(self) -> float:
-        """Seconds from its prefill to its end."""
+        """The seconds from its prefill to its end."""
         return (
             0.0 if self.started is None or self.ended_at is None else self.ended_at - self.started
         )
@@ -94,7 +94,7 @@ class SimulatedRequest:
 
 @dataclass(eq=False)
 class SimulatedSwap:
-    """New weights: received, then the halt, then they serve."""
+    """A change of weights: they are received, the replica halts, then they serve."""
 
     version: int
     pause_s: float
@@ -103,7 +103,7 @@ class SimulatedSwap:
 
 
 class Replica:
-    """See the module. All times are seconds of one monotonic clock."""
+    """A simulated replica, as the module describes it. All times are seconds of one monotonic clock."""
 
     def __init__(self, costs: Costs, max_batch: int, *, version: int = -1, now: float = 0.0):
         self.now = now
@@ -136,17 +136,17 @@ class Replica:
 
     @property
     def next_event(self) -> float:
-        """When the present work ends, if nothing arrives before; infinite if there is no work."""
+        """The moment when the present work ends, if nothing arrives before; infinite if there is no work."""
         return self._until
 
     @property
     def running(self) -> int:
-        """Requests that hold a slot."""
+        """The number of requests that hold a slot."""
         return len(self._decoding) + (self._prefilling is not None)
 
     @property
     def waiting(self) -> int:
-        """Requests without a slot."""
+        """The number of requests without a slot."""
         return len(self._waiting)
 
     def gauges(self) -> dict[str, float]:
@@ -177,7 +177,7 @@ class Replica:
         return job
 
     def cancel(self, now: float, job: SimulatedRequest) -> None:
-        """No caller waits for `job` any more; its slot is free after the present unit."""
+        """Mark a request for which no caller waits any more; its slot is free after the present unit."""
         self._run_until(now)
         job.is_cancelled = True
         if job in self._waiting:
@@ -228,7 +228,7 @@ class Replica:
         self.now = max(self.now, now)
 
     def _reschedule(self) -> None:
-        """After an event: the next unit is chosen at the next boundary between two units."""
+        """Choose the next unit at the next boundary between two units; called after an event."""
         if self._unit == "decode" and self._has_other_work():
             iterations = math.ceil((self.now - self._since) / self._each - _ROUNDING)
             self._steps = min(self._steps, max(0, iterations))
@@ -283,7 +283,7 @@ class Replica:
         self._meter.run(self.running)
 
     def _prefill_s(self, trajectory: str) -> float:
-        """Seconds of the prompt's prefill; adds it to the prefix cache."""
+        """Return the seconds of the prompt's prefill, and add the prompt to the prefix cache."""
         is_cached = trajectory in self._prefix_cache
         self._prefix_cache[trajectory] = None
         self._prefix_cache.move_to_end(trajectory)
@@ -330,7 +330,7 @@ class EngineCapacity:
 
 
 def mean_tokens(times: Times, max_tokens: int) -> float:
-    """Mean length of a completion, `min(X, max_tokens)` of a log-normal X.
+    """Return the mean length of a completion, `min(X, max_tokens)` of a log-normal X.
 
     With median m = e^mu, spread s and cap c this is
     `m e^(s^2/2) F((ln c - mu)/s - s) + c (1 - F((ln c - mu)/s))`, F the normal distribution

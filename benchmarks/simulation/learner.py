@@ -42,7 +42,7 @@ def timed_learner(config: Config) -> TimedLearner:
 
 
 class TimedLearner:
-    """See dart_cli.train.base.Learner."""
+    """A learner that only takes time; dart_cli.train.base.Learner has the contract."""
 
     def __init__(self, times: Times) -> None:
         self.model = TimedModel()

@@ -67,7 +67,7 @@ class Measured:
     achieved_over_bound: float
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, rounded to four digits."""
+        """Return the figures for JSON, rounded to four digits."""
         return {key: _rounded(value) for key, value in asdict(self).items()}
 
 
@@ -140,7 +140,7 @@ def measure(
 
 
 def most_at_once(intervals: Iterable[tuple[float, float]]) -> int:
-    """Largest number of intervals that share a moment."""
+    """Return the largest number of intervals that share a moment."""
     # At the same moment an end comes before a begin.
     events = sorted(event for begin, end in intervals for event in ((begin, 1), (end, -1)))
     most = now = 0
@@ -151,7 +151,7 @@ def most_at_once(intervals: Iterable[tuple[float, float]]) -> int:
 
 
 def increase(points: Sequence[tuple[float, float]], began: float, end: float) -> float:
-    """How much a cumulative counter rose in [began, ended], between samples interpolated.
+    """Return how much a cumulative counter rose in [began, end], interpolated between samples.
 
     `points` are (moment, value), ascending; before the first the counter is 0, after the last it is
     constant.
@@ -192,7 +192,7 @@ def _increments(beats: Sequence[Heartbeat], gauge: str, began: float, end: float
 
 
 def _spent(beats: Sequence[Heartbeat], began: float, end: float) -> dict[str, float]:
-    """Phase -> seconds in the window, over all workers."""
+    """Return the seconds of each phase in the window, over all workers."""
     names = {name for beat in beats for name in beat.gauges if name.startswith(PREFIX)}
     return {
         name.removeprefix(PREFIX): _increments(beats, name, began, end) for name in sorted(names)
@@ -200,7 +200,7 @@ def _spent(beats: Sequence[Heartbeat], began: float, end: float) -> dict[str, fl
 
 
 def _shares(spent: Mapping[str, float], whole_s: float) -> dict[str, float]:
-    """Shares of `whole_s`, what is missing as `dead`."""
+    """Return shares of `whole_s`; what is missing is `dead`."""
     shares = {phase: seconds / whole_s for phase, seconds in spent.items()}
     shares["dead"] = shares.get("dead", 0.0) + max(0.0, 1.0 - sum(shares.values()))
     return shares
@@ -231,7 +231,7 @@ def _finished_lost(episodes: Sequence[EpisodeTimes], env_beats: Sequence[Heartbe
 
 
 def cores_by_role(costs: Sequence[ProcessCost], began: float, end: float) -> dict[str, float]:
-    """CPU seconds per second in the window, by the first word of the worker's name."""
+    """Return CPU seconds per second in the window, by the first word of the worker's name."""
     lives: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for cost in costs:
         lives[cost.worker, cost.pid].append((cost.at, cost.cpu_s))

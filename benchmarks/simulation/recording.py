@@ -36,7 +36,7 @@ _RESTARTS = 1000
 
 @dataclass(frozen=True)
 class ProcessCost:
-    """CPU and memory of one process at one moment."""
+    """The CPU and memory of one process at one moment."""
 
     at: float  # unix seconds
     worker: str
@@ -57,20 +57,20 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        """Length of the window."""
+        """The length of the window."""
         return self.end - self.began
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to record, and how often a rollout worker is killed meanwhile."""
+    """The length of the recording, and how often a rollout worker is killed meanwhile."""
 
     warm_s: float
     seconds: float
     kills: int = 0
 
     def kill_times(self) -> list[float]:
-        """Seconds after the window's begin, evenly spread, none at its ends."""
+        """Return the seconds after the window's begin, evenly spread, none at its ends."""
         return [self.seconds * (k + 1) / (self.kills + 1) for k in range(self.kills)]
 
 
@@ -171,7 +171,7 @@ async def _sample(recording: Recording) -> None:
 
 
 def cost_of(worker: str, pid: int) -> ProcessCost | None:
-    """CPU and memory of a process of this host; None if it does not exist."""
+    """Return the CPU and memory of a process of this host; None if it does not exist."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():

@@ -162,7 +162,7 @@ def remote_envs(others: Sequence[Host], arguments: Sequence[str]) -> Iterator[li
 
 
 def usage(pid: int) -> tuple[int, int, float]:
-    """(threads, open files, MB of memory) of a process or of the one that it runs."""
+    """Return (threads, open files, MB of memory) of a process or of the one that it runs."""
     process = psutil.Process(pid)
     inner = [process, *process.children(recursive=True)]
     most = max(inner, key=lambda each: each.num_threads())
@@ -170,7 +170,7 @@ def usage(pid: int) -> tuple[int, int, float]:
 
 
 def network(participants: Sequence[Host]) -> str:
-    """How the processes are connected."""
+    """Return how the processes are connected."""
     if not participants:
         return "ipc"
     return "namespaces, tcp, CURVE" if participants[1].from_first else "loopback, tcp, CURVE"
@@ -210,7 +210,7 @@ def figures(options: argparse.Namespace, config: Config, recording: Recording) -
 
 
 def disk_rate() -> dict[str, Any]:
-    """Full-HD screens into the database, through the ledger, until it is closed."""
+    """Write full-HD screens into the database, through the ledger, until it is closed; return the rates."""
     trajectories = 64
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".scale-") as folder:
         timing = submit(Path(folder), FULL_HD, trajectories)
@@ -224,7 +224,7 @@ def disk_rate() -> dict[str, Any]:
 
 
 def in_ms(seconds: float) -> float | None:
-    """Milliseconds; None where nothing was measured, since JSON has no NaN."""
+    """Return milliseconds; None where nothing was measured, since JSON has no NaN."""
     return None if math.isnan(seconds) else round(1000 * seconds, 1)
 
 
@@ -237,7 +237,7 @@ def lease_p99_s(recording: Recording) -> float:
 
 
 def env_beats(recording: Recording) -> Iterator[Heartbeat]:
-    """Those of environment processes within the window, but for its first 20 s."""
+    """Return the heartbeats of environment processes within the window, without its first 20 s."""
     for beat in recording.beats:
         is_within = recording.began + 20 <= beat.sent_at <= recording.end
         if beat.role == "env" and is_within:
@@ -245,7 +245,7 @@ def env_beats(recording: Recording) -> Iterator[Heartbeat]:
 
 
 def memory(recording: Recording) -> list[float]:
-    """Mean bytes that `dart data` held in each sixth of the window."""
+    """Return the mean bytes that the data service held in each sixth of the window."""
     data = [c for c in recording.costs if c.worker == "data" and c.at >= recording.began]
     size = max(1, len(data) // 6)
     return [mean(c.rss for c in data[i * size : (i + 1) * size]) for i in range(6)]

@@ -34,7 +34,7 @@ MIN_SIDE, MAX_SIDE = 128, 4096  # pixels
 
 @dataclass(frozen=True)
 class _EpisodePlan:
-    """All that is drawn when an episode begins."""
+    """The random draws of an episode, made when it begins."""
 
     task: Task
     steps: int  # after which it ends
@@ -45,7 +45,7 @@ class _EpisodePlan:
 
 
 class TimedEnv:
-    """Plays suite `timed`. See envs.contract.base.GuiEnv for the contract.
+    """An environment of suite `timed`; envs.contract.base.GuiEnv has the contract.
 
     Sleeps in the calling thread. Durations follow from `stream` and the number of the episode, not
     from the task's seed alone: the members of a group differ.
@@ -102,14 +102,14 @@ class TimedEnv:
         return self._observe(), reward, self._is_over, False, {"steps": self._steps}
 
     def evaluate(self) -> Verdict:
-        """Pass if the episode was drawn to pass and has reached its end."""
+        """Return a pass if the episode was drawn to pass and has reached its end."""
         episode = self._playing()
         if self._steps < episode.steps:
             return Verdict("fail", f"ended after {self._steps} of {episode.steps} steps")
         return Verdict("pass" if episode.passes else "fail", "drawn")
 
     def close(self) -> None:
-        """Nothing outlives the object; may be called twice."""
+        """Do nothing: nothing outlives the object. May be called twice."""
         self._episode = None
 
     def _draw(self, task: Task) -> _EpisodePlan:
@@ -142,7 +142,7 @@ class TimedEnv:
 
 
 class TimedSuite:
-    """Tasks `timed/000` to `timed/031`, from the hardest to the easiest by `params["pass"]`."""
+    """A suite of tasks `timed/000` to `timed/031`, from the hardest to the easiest by `params["pass"]`."""
 
     name = "timed"
 

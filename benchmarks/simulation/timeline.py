@@ -47,7 +47,7 @@ def phases_of_slots(
     window_end: float,
     cells: int = CELLS,
 ) -> NDArray[np.uint8]:
-    """Phase numbers [slots, cells] of the window, slots in order of process and number."""
+    """Return phase numbers [slots, cells] of the window, slots in order of process and number."""
     slots = {key: row for row, key in enumerate(sorted({(e.worker, e.slot) for e in episodes}))}
     grid = np.zeros((len(slots), cells), dtype=np.uint8)
     place = {episode.id: slots[episode.worker, episode.slot] for episode in episodes}
@@ -117,7 +117,7 @@ def draw(
 
 
 def _draw_slots(axes: Axes, grid: NDArray[np.uint8], minutes: float) -> None:
-    """Every slot a row, every phase a colour."""
+    """Draw a row for every slot, with a colour for every phase."""
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
@@ -146,7 +146,7 @@ def _draw_slots(axes: Axes, grid: NDArray[np.uint8], minutes: float) -> None:
 def _draw_workers(
     axes: Axes, recording: Recording, reader: Reader, at: Callable[[float], float]
 ) -> None:
-    """Every rollout worker a row: how busy it was, when it took weights, when it was killed."""
+    """Draw a row for every rollout worker: how busy it was, when it took weights, when it was killed."""
     names = sorted({beat.worker for beat in recording.beats if beat.role == "rollout"})
     for row, name in enumerate(names):
         for begin, end, share in _busy(recording, name):
@@ -163,7 +163,7 @@ def _draw_workers(
 
 
 def _turns(reader: Reader, end: float) -> list[tuple[float, float]]:
-    """When the rollouts of a synchronous run paused: from a batch until all workers have its weights."""
+    """Return when the rollouts of a synchronous run paused: from a batch until all workers have its weights."""
     syncs = reader.syncs()
     turns = []
     for batch in reader.batches():
@@ -189,7 +189,7 @@ def _suspend(
 
 
 def _busy(recording: Recording, worker: str) -> list[tuple[float, float, float]]:
-    """(begin, end, share of the time with a request running) between a worker's heartbeats."""
+    """Return (begin, end, share of the time with a request running) between a worker's heartbeats."""
     beats = [beat for beat in recording.beats if beat.worker == worker]
     spans = []
     for before, after in pairwise(beats):

@@ -140,7 +140,7 @@ def config_of(folder: Path, history: str, *, slots: int, freeze: bool, completio
 
 
 async def play(config: Config, engine: Engine, trajectories: int, steps: int) -> PlayedSamples:
-    """Members of groups of two, a task for each group; `trajectories` in all, of `steps` steps."""
+    """Play groups of two, a task for each group; `trajectories` in all, of `steps` steps."""
     tasks = trained_tasks(config)
     planned = [
         GroupMember(
@@ -187,7 +187,7 @@ def served(samples: PlayedSamples) -> dict[str, Any]:
 
 
 def by_transformers(config: Config) -> Engine:
-    """Our engine."""
+    """Return our engine."""
     return TransformersEngine(load_policy(config.model.path), max_batch=config.rollout.max_batch)
 
 
@@ -203,7 +203,7 @@ def by_vllm(config: Config) -> Engine:
 
 
 def vllm_counters() -> dict[str, int]:
-    """Tokens that the last vLLM's prefix cache was asked for (queries) and had (hits)."""
+    """Return the tokens that the last vLLM's prefix cache was asked for (queries) and had (hits)."""
     from prometheus_client import REGISTRY
 
     return {
@@ -218,7 +218,7 @@ def vllm_counters() -> dict[str, int]:
 
 
 def alone(model: TrainModel, batch: Batch) -> int:
-    """Gradients of the loss, a sample at a time; returns the tokens computed."""
+    """Compute gradients of the loss one sample at a time; return the number of tokens computed."""
     policy, total = model.policy, sum(map(len, batch.samples))
     computed = 0
     for sample in batch.samples:
@@ -281,7 +281,7 @@ def counted(model: TrainModel, batch: Batch, run: Callable[[], int]) -> Cost:
 
 
 def timed(model: TrainModel, run: Callable[[], int]) -> float:
-    """CPU seconds of this process for `run`, whose gradients are dropped."""
+    """Return the CPU seconds of this process for `run`, whose gradients are dropped."""
     began = time.process_time()
     run()
     seconds = time.process_time() - began
@@ -305,7 +305,7 @@ def difference(one: Gradients, other: Gradients) -> float:
 def formula(
     shape: Shape, lengths: Sequence[tuple[int, int]], heads: int, share_seen: float, *, freeze: bool
 ) -> float:
-    """Operations of gradients on nodes (tokens, tokens before them) with `heads` tokens predicted.
+    """Return the operations of gradients on nodes (tokens, tokens before them) with `heads` tokens predicted.
 
     `seen` are those of the tower's forward passes.
     """
@@ -319,7 +319,7 @@ def formula(
 def formulas(
     samples: PlayedSamples, shape: Shape, config: Config, pack_tokens: int
 ) -> tuple[float, float]:
-    """Of `alone` and of `packed`."""
+    """Return the operations of `alone` and of `packed`."""
     policy = load_policy(config.model.path, weights=False)
     batch, freeze = samples.batch, config.model.freeze_vision
     one = vision_flops(shape, policy.images.token_count(next(iter(batch.images.values()))))
@@ -346,7 +346,7 @@ def formulas(
 def compared(
     samples: PlayedSamples, config: Config, pack_tokens: int, rounds: int
 ) -> dict[str, Any]:
-    """One history, one kind of tower."""
+    """Return the figures of one history and one kind of tower."""
     model, batch = TrainModel.load(config), samples.batch
     model.policy.images.cache_bytes = 1 << 30
     ways = {
@@ -378,7 +378,7 @@ def compared(
 
 
 def rounded(value: Any) -> Any:
-    """Numbers to four digits."""
+    """Return the same figures with numbers of four digits."""
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
     if isinstance(value, list):

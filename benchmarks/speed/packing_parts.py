@@ -66,5 +66,5 @@ class LongDesk:
         return observation, 0.0, False, False, info
 
     def evaluate(self) -> Verdict:
-        """No task of all is the one."""
+        """Return a failure: no task has this as its goal."""
         return Verdict("fail", "no task is the one")

@@ -59,7 +59,7 @@ class PlayedEpisode:
 
 
 class Rounds:
-    """Answers episodes in rounds: once all that play wait, their screens are one batch."""
+    """A responder that answers episodes in rounds: once all that play wait, their screens are one batch."""
 
     def __init__(self, policy: LoadedPolicy, engine: Engine, config: Config) -> None:
         self._policy = policy
@@ -70,11 +70,11 @@ class Rounds:
         self._round: asyncio.Task[None] | None = None
 
     def join(self) -> None:
-        """One more episode at a time is played."""
+        """Count one more episode that plays at the same time."""
         self._playing += 1
 
     def leave(self) -> None:
-        """One fewer."""
+        """Count one episode fewer."""
         self._playing -= 1
         self._begin_if_full()
 
@@ -142,7 +142,7 @@ class _Direct:
 
 
 class Player:
-    """Plays episodes, a full engine batch of them at once."""
+    """A player of episodes, a full engine batch of them at once."""
 
     def __init__(self, config: Config, policy: LoadedPolicy, engine: Engine) -> None:
         self._config = config
@@ -225,6 +225,6 @@ def step_of(
 
 
 def limit_torch() -> None:
-    """One thread, and the same sums in the same order each time."""
+    """Set one thread and deterministic sums, in the same order each time."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)

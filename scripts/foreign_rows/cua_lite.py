@@ -237,7 +237,7 @@ def _image_at(images: list[Any], index: Any) -> Any:
 
 @dataclass(frozen=True)
 class Screen:
-    """What an action's places refer to."""
+    """The screen to which an action's places refer."""
 
     grid: Grid
     pointer: Point | None  # pixel where earlier actions left it; None: none has moved it

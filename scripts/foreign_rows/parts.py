@@ -26,7 +26,7 @@ from envs.tools.textfiles import lines_of, why
 
 @dataclass
 class ForeignRows:
-    """What some files have."""
+    """The rows of some files, and those that cannot be read."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     malformed: list[str] = field(default_factory=list)  # FILE[INDEX]: what is wrong
@@ -41,7 +41,7 @@ def step_of(image: str, action: Action, thought: str = "", learned: bool = True)
 
 @dataclass(frozen=True)
 class Grid:
-    """Numbers from 0 to `most` across each side."""
+    """A grid of numbers from 0 to `most` across each side of a picture."""
 
     most: float
     size: tuple[int, int]  # pixels

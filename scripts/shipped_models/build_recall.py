@@ -70,7 +70,7 @@ class Example:
 
 
 class Shows:
-    """Plays slide shows to their last page and asks about it."""
+    """A player of slide shows to their last page, which makes questions about it."""
 
     def __init__(self, policy: LoadedPolicy) -> None:
         self._policy = policy
@@ -169,7 +169,7 @@ def run(policy: LoadedPolicy, examples: Sequence[Example]) -> Pass:
 
 
 def loss(policy: LoadedPolicy, examples: Sequence[Example]) -> torch.Tensor:
-    """Cross entropy of the taught tokens, and of where two heads look when a number is written."""
+    """Return the cross entropy of the taught tokens, and of where two heads look when a number is written."""
     forward = run(policy, examples)
     model: Any = policy.model
     rows = [row for row, each in enumerate(examples) for _ in each.form]
@@ -204,7 +204,7 @@ def loss(policy: LoadedPolicy, examples: Sequence[Example]) -> torch.Tensor:
 
 @torch.no_grad()
 def hit_rate(policy: LoadedPolicy, examples: Sequence[Example]) -> float:
-    """Probability of clicking where the button was, over the examples that still show it."""
+    """Return the probability of clicking where the button was, over the examples that still show it."""
     model: Any = policy.model
     zero = int(policy.tokenizer.convert_tokens_to_ids("0"))
     recalled = [each for each in examples if each.recalled]

@@ -90,7 +90,7 @@ FIRST_TEST = 1_000_000_000
 
 
 def queries_of(scene: Scene, rng: Random) -> list[Query]:
-    """Questions about one screen."""
+    """Return questions about one screen."""
     queries: list[Query] = []
     for each in questions(scene, rng, 2 * MOST_QUERIES):
         if each.kind not in ONCE or all(each.kind != other.kind for other in queries):
@@ -112,7 +112,7 @@ def drawn_sheet(
 
 
 def drawn_tests(preparer: ImagePreparer, size: tuple[int, int], faces: Faces) -> list[ReadSheet]:
-    """Drawn screens with words that were never trained on."""
+    """Return drawn screens with words that were never trained on."""
     sheets = []
     for seed in range(FIRST_TEST, FIRST_TEST + 64):
         scene = drawn_scene(seed, size=size, faces=faces, held_out_words=True)
@@ -123,14 +123,14 @@ def drawn_tests(preparer: ImagePreparer, size: tuple[int, int], faces: Faces) ->
 def stored_sheet(
     preparer: ImagePreparer, scenes: Sequence[Scene], most: int, rng: Random
 ) -> ReadSheet:
-    """One of the scenes on disk: its own questions, and at most so many about what is in sight."""
+    """Return one of the scenes on disk: its own questions, and up to `most` about what is in sight."""
     return sheet_of(preparer, rng.choice(scenes), most, rng)
 
 
 def naming_sheet(
     preparer: ImagePreparer, scenes: Sequence[Scene], most: int, rng: Random
 ) -> ReadSheet:
-    """One of the scenes on disk, and only questions that name a thing by its text."""
+    """Return one of the scenes on disk with questions that name a thing by its text, and no others."""
     scene = rng.choice(scenes)
     queries = [each for each in queries_of(scene, rng) if each.kind in NAMING_KINDS]
     return read_sheet(preparer, scene, queries[:most])
@@ -221,7 +221,7 @@ def sources_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Source]:
 
 
 def tests_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Sequence[ReadSheet]]:
-    """Held-out screens by name."""
+    """Return held-out screens by name."""
     tests = {}
     for name, (folder, names, most) in CORPUS_TESTS.items():
         if len(scenes := load(corpus / folder, names)):

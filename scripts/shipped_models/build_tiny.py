@@ -101,7 +101,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class PackedSheets:
-    """Sheets as one batch; `tokens` and `clicks` say which positions predict what."""
+    """A batch of sheets; `tokens` and `clicks` are the positions that predict what is learned."""
 
     input_ids: torch.Tensor  # [B, L]
     segments: torch.Tensor  # [B, L]: 0 for the image, then the question's number; -1 on padding
@@ -117,7 +117,7 @@ class PackedSheets:
 
 
 class Packer:
-    """Sheets to batches, with one tokenizer."""
+    """A maker of batches from sheets, with one tokenizer."""
 
     def __init__(self, tokenizer: Any, image_token: int, merge: int) -> None:
         self._image_token = image_token
@@ -128,7 +128,7 @@ class Packer:
         self._zero = self._encode("0")[0]
 
     def pack(self, sheets: Sequence[Sheet], rng: Random) -> PackedSheets:
-        """One batch; click coordinates that later tokens are conditioned on come from `rng`."""
+        """Return one batch; click coordinates that later tokens are conditioned on come from `rng`."""
         rows = [self._row(sheet, rng) for sheet in sheets]
         length = max(len(row.ids) for row in rows)
         batch = len(rows)
@@ -208,7 +208,7 @@ class Packer:
     def _answer(
         self, question: Question, rng: Random
     ) -> tuple[list[int], list[tuple[float, float] | None]]:
-        """Tokens of the answer, and for each the span of a coordinate or None."""
+        """Return the tokens of the answer, and for each the span of a coordinate or None."""
         tokens: list[int] = []
         spans: list[tuple[float, float] | None] = []
         for part, box in zip(question.answer.split("{}"), (*question.boxes, None), strict=True):
@@ -245,7 +245,7 @@ class Packer:
     def answers_loss(
         self, model: Any, packed: PackedSheets, features: ImageFeatures
     ) -> torch.Tensor:
-        """Mean over answer tokens: cross entropy, for coordinates KL to the target's inside.
+        """Return the mean over answer tokens: cross entropy, for coordinates KL to the target's inside.
 
         To it comes the loss of pointing; see `pointing_loss`.
         """
@@ -280,7 +280,7 @@ class Packer:
 def pointing_loss(
     attention: Any, inputs_of_attention: dict[str, Any], packed: PackedSheets
 ) -> torch.Tensor:
-    """Cross entropy between where two heads of the last layer look and where the widget is.
+    """Return the cross entropy between where two heads of the last layer look and where the widget is.
 
     A position that says a coordinate must first find the widget; told so directly it learns
     to match word and image in a hundred updates (after GUI-Actor, arXiv 2506.03143).
@@ -311,7 +311,7 @@ def thousandth(share: float) -> int:
 
 
 def cover(box: Box, rows: int, columns: int) -> list[float]:
-    """Which share of `box` lies in each cell of the grid, row by row; sums to 1."""
+    """Return the share of `box` that lies in each cell of the grid, row by row; the shares sum to 1."""
     left, top, right, bottom = box
     wide = [
         max(0.0, min(right, (i + 1) / columns) - max(left, i / columns)) for i in range(columns)
@@ -322,7 +322,7 @@ def cover(box: Box, rows: int, columns: int) -> list[float]:
 
 
 def click_distribution(spans: torch.Tensor) -> torch.Tensor:
-    """Where a good click falls: a cut-off bell over each span [C, 2] -> [C, 1000]."""
+    """Return where a good click falls: a cut-off bell over each span [C, 2] -> [C, 1000]."""
     at = (torch.arange(tiny.NUMBERS) + 0.5) / tiny.NUMBERS
     centre = spans.mean(dim=1, keepdim=True)
     half = (spans[:, 1:] - spans[:, :1]) / 2
@@ -366,7 +366,7 @@ def sheet(
 def name_cells(
     instructions: Sequence[tuple[str, Any]], cell: int, columns: int, rows: int
 ) -> list[str]:
-    """One word for each image token, row by row: the widget that covers most of its cell.
+    """Return one word for each image token, row by row: the widget that covers most of its cell.
 
     A widget that covers less than a third of every cell names the cell of its centre.
     """
@@ -428,14 +428,14 @@ def train(
 
 
 def learning_rate(step: int, progress: float) -> float:
-    """Factor of the rate: a short warm-up, constant to 60 %, then a line down to 2 %."""
+    """Return the factor of the rate: a short warm-up, constant to 60 %, then a line down to 2 %."""
     warm = min(1.0, (step + 1) / 50)
     return warm * (1.0 if progress < 0.6 else 0.02 + 0.98 * (1 - progress) / 0.4)
 
 
 @torch.inference_mode()
 def evaluate(policy: LoadedPolicy, test: Sequence[Sheet]) -> dict[str, float]:
-    """Probability of hitting the asked widget on these sheets, by kind and over `all`.
+    """Return the probability of hitting the asked widget on these sheets, by kind and over `all`.
 
     It is the exact probability that a sampled x falls inside, times that for y given the
     target's centre as x.

@@ -27,7 +27,7 @@ SCROLLED = 12
 
 
 class Answer(NamedTuple):
-    """Text of the compact action parser; each `{}` stands for a point in the next of `boxes`."""
+    """A text of the compact action parser; each `{}` stands for a point in the next of `boxes`."""
 
     text: str
     boxes: tuple[Box, ...]

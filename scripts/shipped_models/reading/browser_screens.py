@@ -142,7 +142,7 @@ class Canvas:
 def rendered_scenes(
     canvas: Canvas, seed: str, count: int, held_out: HeldOut = "", first: int = 0
 ) -> Iterator[Scene]:
-    """`count` random scenes from number `first` on; each follows from its seed and number alone."""
+    """Yield `count` random scenes from number `first` on; each depends on its seed and number alone."""
     for number in range(first, first + count):
         rng = Random(f"{seed}/{held_out}/{number}")
         css, html, opens = random_page(rng, held_out)
@@ -153,7 +153,7 @@ def rendered_scenes(
 
 
 def random_page(rng: Random, held_out: HeldOut = "") -> tuple[str, str, bool]:
-    """CSS and HTML of a page, and whether a select box is to be opened in it."""
+    """Return CSS and HTML of a page, and whether a select box is to be opened in it."""
     writer = Writer(rng, held_out == "words")
     is_miniwob = rng.random() < 0.5
     css = (miniwob_theme if is_miniwob else free_theme)(rng, held_out)

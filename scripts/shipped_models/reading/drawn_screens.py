@@ -48,7 +48,7 @@ def drawn_scene(
 
 
 def _cuts(rng: Random, bands: int, top: int, bottom: int) -> list[int]:
-    """Where one band ends and the next begins; each is at least three quarters of BAND high."""
+    """Return where one band ends and the next begins; each is at least three quarters of BAND high."""
     high = (bottom - top) / bands
     slack = max(0, int((high - BAND * 0.75) / 2))
     return [round(top + high * at) + rng.randint(-slack, slack) for at in range(1, bands)]

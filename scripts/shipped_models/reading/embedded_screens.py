@@ -172,7 +172,7 @@ def _middles(text: str, size: int) -> tuple[float, ...]:
 
 
 def _icons(app: App) -> tuple[Query, ...]:
-    """Questions about icons, which questions.py cannot name."""
+    """Return questions about icons, which questions.py cannot name."""
     boxes_by_phrase: dict[str, list[Box]] = {}
     for widget in app.widgets():
         phrase = ICON_PHRASES.get(widget.name.rpartition(".")[2])
@@ -231,7 +231,7 @@ def _thing(widget: Any, canvas: ReadingCanvas, *, reached: bool) -> Thing:
 
 
 def _is_shown(text: str, canvas: ReadingCanvas) -> bool:
-    """Whether the text stands somewhere on the screen, whole."""
+    """Return True if the whole text stands somewhere on the screen."""
     return bool(text) and "".join(text.split()) in "".join(g.character for g in canvas.glyphs)
 
 

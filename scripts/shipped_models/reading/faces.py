@@ -79,11 +79,11 @@ class Face:
         return _height(self.name, self.size)
 
     def width(self, text: str) -> float:
-        """Pixels that the text takes in a line."""
+        """Return the pixels that the text takes in a line."""
         return self.advances(text)[-1] if text else 0.0
 
     def advances(self, text: str) -> list[float]:
-        """Where each character ends [characters], in pixels from the text's left."""
+        """Return where each character ends [characters], in pixels from the text's left."""
         movements = _ADVANCES[self.name, self.size]
         at, before, ends = 0.0, "", []
         for character in text:
@@ -96,7 +96,7 @@ class Face:
         return ends
 
     def _advance(self, before: str, character: str) -> float:
-        """How far the pen moves for `character` after `before`, kerning included."""
+        """Return how far the pen moves for `character` after `before`, kerning included."""
         if not before:
             return float(self.font.getlength(character))
         return float(self.font.getlength(before + character) - self.font.getlength(before))

@@ -48,7 +48,7 @@ def typing_scene(seed: int, held_out: bool = False) -> Scene:
 
 
 def spelling_scene(seed: int, faces: Faces, held_out: bool = False) -> Scene:
-    """One line of text and questions about it."""
+    """Return one line of text and questions about it."""
     key = f"spelling/{seed}/{faces}/{held_out}"
     rng = Random(key)
     pen = Pen(rng, LINE, faces, held_out)

@@ -22,7 +22,7 @@ Layout = Callable[[Pen, Area], None]
 
 
 def look_alikes(rng: Random, text: str, held_out: bool) -> list[str]:
-    """Words that are easily taken for `text`: a letter changed, two exchanged, a letter less or more."""
+    """Return words that look like `text`: a letter changed, two exchanged, a letter less or more."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     alike: list[str] = []
     for _ in range(12):
@@ -59,7 +59,7 @@ def free_place(
 
 
 def paragraph(pen: Pen, area: Area, *, dense: bool = False) -> None:
-    """Lines of running text; `dense` mixes all characters. Some words are links, if not dense."""
+    """Draw lines of running text; `dense` mixes all characters. Some words are links, if not dense."""
     left, top, right, bottom = area
     face = pen.face()
     step = face.height + (0 if dense else pen.rng.randint(0, 3))
@@ -96,7 +96,7 @@ def paragraph(pen: Pen, area: Area, *, dense: bool = False) -> None:
 
 
 def _line(pen: Pen, left: float, middle: float, texts: list[str], face: Face) -> None:
-    """Words of one colour in a line; each that has letters is a thing."""
+    """Draw words of one colour in a line; each that has letters is a thing."""
     if not texts:
         return
     whole = pen.text(left, middle, " ".join(texts), face, pen.theme.ink)
@@ -133,7 +133,7 @@ def _dense_token(pen: Pen) -> str:
 
 
 def buttons(pen: Pen, area: Area) -> None:
-    """Buttons in random places, often with look-alikes, sometimes in colours that have names."""
+    """Draw buttons in random places, often with look-alikes, sometimes in colours that have names."""
     rng = pen.rng
     occupied: list[Area] = []
     most = max(2, min(9, (area[2] - area[0]) * (area[3] - area[1]) // 2000))
@@ -160,7 +160,7 @@ def buttons(pen: Pen, area: Area) -> None:
 
 
 def button(pen: Pen, box: Area, text: str, face: Face, colour: str = "", radius: int = 0) -> None:
-    """One button."""
+    """Draw one button."""
     theme = pen.theme
     fill, ink = theme.control, theme.control_ink
     if colour:
@@ -198,7 +198,7 @@ def grid(pen: Pen, area: Area) -> None:
 
 
 def form(pen: Pen, area: Area) -> None:
-    """Fields with a label beside or above, filled in or empty, and perhaps a button."""
+    """Draw fields with a label beside or above, filled in or empty, and perhaps a button."""
     rng = pen.rng
     left, top, right, bottom = area
     face, inner = pen.face(), pen.face()
@@ -360,7 +360,7 @@ def table(pen: Pen, area: Area) -> None:
 
 
 def shapes(pen: Pen, area: Area) -> None:
-    """Shapes, letters and digits in colours, small and large; some shapes have a character in them."""
+    """Draw shapes, letters and digits in colours, small and large; some shapes have a character in them."""
     rng = pen.rng
     occupied: list[Area] = []
     colours = _colours(rng)
@@ -411,7 +411,7 @@ def _character(pen: Pen, place: Area, kind: str, colour: str, size: str) -> None
 
 
 def blocks(pen: Pen, area: Area) -> None:
-    """Rectangles of one size in colours."""
+    """Draw rectangles of one size in colours."""
     rng = pen.rng
     left, top, right, bottom = area
     side = rng.randint(16, 34)

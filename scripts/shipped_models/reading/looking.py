@@ -27,7 +27,7 @@ LONGEST = 60
 
 @dataclass(frozen=True)
 class Looked:
-    """What a page shows, in pixels of its screenshot."""
+    """The contents of a page, in pixels of its screenshot."""
 
     glyphs: tuple[Glyph, ...]
     things: tuple[Thing, ...]
@@ -47,7 +47,7 @@ def look(ask: Callable[[str], Any], scale: float) -> Looked:
 
 
 def is_drawn(png: bytes, glyphs: Sequence[Glyph]) -> bool:
-    """Whether the picture has ink nearly everywhere that the page is said to have a character.
+    """Return True if the picture has ink nearly everywhere that the page reports a character.
 
     It has not where a page is ahead of its picture: the browser draws the first scroll of a page that was
     just loaded with a later frame.

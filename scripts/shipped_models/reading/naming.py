@@ -61,7 +61,7 @@ def key_of(text: str) -> str:
 
 
 def speakable(text: str) -> bool:
-    """Whether an instruction can hold the text."""
+    """Return True if an instruction can hold the text."""
     return 0 < len(text) <= LONGEST and "{" not in text and '"' not in text and text.isascii()
 
 
@@ -83,17 +83,17 @@ class View:
                 self._by_label[key_of(thing.label)].append(thing)
 
     def readable(self, thing: Thing) -> bool:
-        """Whether an instruction can name the thing: its label stands on the screen, or it is an icon's."""
+        """Return True if an instruction can name the thing: its label is on the screen, or it is an icon's."""
         return speakable(thing.label) and (
             thing.role == "icon" or key_of(thing.label) == "close" or self.stands(thing.label)
         )
 
     def stands(self, text: str) -> bool:
-        """Whether all of the text can be read; where not all characters are known, it is believed."""
+        """Return True if all of the text can be read, or if not all characters of the scene are listed."""
         return bool(self.scene.unread) or "".join(text.split()) in self._text
 
     def blank(self, field: Thing) -> bool:
-        """Whether nothing can be seen in a field: no text, no hint, no dots of a password."""
+        """Return True if nothing can be seen in a field: no text, no hint, no dots of a password."""
         left, top, right, bottom = map(round, field.box)
         if right - left < 10 or bottom - top < 10:
             return False
@@ -127,7 +127,7 @@ class View:
         return [thing for thing in self.by_role["word"] if self.alone(thing)]
 
     def alone(self, thing: Thing) -> bool:
-        """Whether no other thing has this label, but text inside it."""
+        """Return True if no other thing has this label, except text inside it."""
         return self.readable(thing) and all(
             other is thing
             or (other.role in ("text", "word", "heading") and _inside(other.box, thing.box))
@@ -136,11 +136,11 @@ class View:
         )
 
     def marks(self, role: str) -> list[Thing]:
-        """Things of a role that their label alone names."""
+        """Return the things of a role that their label alone names."""
         return [thing for thing in self.by_role[role] if self.alone(thing)]
 
     def of_role(self, role: str) -> list[Thing]:
-        """Things that their role and label name together."""
+        """Return the things that their role and label name together."""
         count = Counter(key_of(thing.label) for thing in self.by_role[role])
         return [
             thing
@@ -149,7 +149,7 @@ class View:
         ]
 
     def in_order(self, role: str) -> list[Thing]:
-        """Things of a role in reading order; empty where the order is open to doubt."""
+        """Return the things of a role in reading order; empty where the order is open to doubt."""
         return reading_order(self.by_role[role])
 
     @cached_property
@@ -167,7 +167,7 @@ class View:
         ]
 
     def shapes(self, rng: Random) -> tuple[str, str, Thing] | None:
-        """Kind of question (colour, shape, size), what a shape is called, and the shape."""
+        """Return the kind of question (colour, shape, size), what a shape is called, and the shape."""
         shapes = self.by_role["shape"]
         for _ in range(4):
             if not shapes:
@@ -188,7 +188,7 @@ class View:
         return None
 
     def place(self, rng: Random) -> tuple[str, str, Thing, str] | None:
-        """Role of what is meant, where it is, of which named thing: "button", "below", A, its label."""
+        """Return the role of the target, its direction, the target and the label beside which it lies."""
         if len(self.plain) < 2:
             return None
         anchor = rng.choice(self.plain)
@@ -199,7 +199,7 @@ class View:
 
 
 def reading_order(things: Sequence[Thing]) -> list[Thing]:
-    """Line by line, from the left; empty where lines overlap or things lie on each other."""
+    """Return things line by line, from the left; empty where lines overlap or things lie on each other."""
     lines: list[list[Thing]] = []
     for thing in sorted(things, key=lambda each: each.box[1] + each.box[3]):
         middle = (thing.box[1] + thing.box[3]) / 2
@@ -222,7 +222,7 @@ def reading_order(things: Sequence[Thing]) -> list[Thing]:
 
 
 def tables(cells: Sequence[Thing]) -> list[list[list[Thing]]]:
-    """Rows of cells of each table that has a cell in every place, two rows and columns at least."""
+    """Return the rows of cells of each table that has a cell in every place, two rows and columns at least."""
     rows: list[list[Thing]] = []
     for cell in sorted(cells, key=lambda each: (round(each.box[1] / 3), each.box[0])):
         before = rows[-1][-1].box if rows else None

@@ -26,7 +26,7 @@ COLOURS: Mapping[str, str] = {
 
 
 class Writer:
-    """Writes parts; `held_out` says whether words are of the tenth that is for tests."""
+    """A writer of parts; with `held_out`, words are of the tenth that is for tests."""
 
     def __init__(self, rng: Random, held_out: bool) -> None:
         self.rng = rng
@@ -47,7 +47,7 @@ class Writer:
         return escape(words.cased(self.rng, words.word(self.rng, self.held_out)))
 
     def label(self) -> str:
-        """One to three words, or a number."""
+        """Return one to three words, or a number."""
         return escape(words.label(self.rng, self.held_out))
 
     def value(self) -> str:
@@ -60,7 +60,7 @@ class Writer:
 
 
 def buttons(w: Writer) -> str:
-    """One to five buttons, native or as the theme has them."""
+    """Return one to five buttons, native or as the theme has them."""
     kinds = ["<button{0}>{1}</button>", '<input type="button"{0} value="{1}">']
     kinds.append('<span class="own-button" data-r="button">{1}</span>')
     kind = w.rng.choices(kinds, (6, 1, 3))[0]
@@ -100,7 +100,7 @@ def _field(w: Writer, name: str, width: int, placeholder: str = "") -> str:
 
 
 def fields(w: Writer) -> str:
-    """One to three fields whose labels are beside, above or in them."""
+    """Return one to three fields whose labels are beside, above or in them."""
     place = w.rng.choice(("beside", "above", "inside", "beside"))
     width = w.rng.choice((55, 70, 80, 100, 120))
     colon = w.rng.choice(("", ":"))
@@ -136,7 +136,7 @@ def checks(w: Writer) -> str:
 
 
 def tabs(w: Writer) -> str:
-    """Tabs, with the text of the one that is open below: of jQuery UI, or the theme's own."""
+    """Return tabs of jQuery UI or the theme, with the text of the open one below."""
     group, count = w.number(), w.rng.randint(2, 4)
     names = [
         f"Tab #{at + 1}" if w.chance(0.3) else w.word()[: 12 if count < 3 else 7]
@@ -227,7 +227,7 @@ def menu(w: Writer) -> str:
 
 
 def _sign_or_shape(w: Writer, x: float, y: float, radius: float) -> str:
-    """One shape, digit or letter around a point of an SVG."""
+    """Return one shape, digit or letter around a point of an SVG."""
     colour = w.rng.choice([*COLOURS])
     size = "small" if radius <= 8 else "large" if radius >= 13 else ""
     paint = f'fill="{colour}" data-c="{colour}" data-z="{size}"'
@@ -253,7 +253,7 @@ def _sign_or_shape(w: Writer, x: float, y: float, radius: float) -> str:
 
 
 def shapes(w: Writer) -> str:
-    """Shapes, digits and letters in colours, on a lattice so that none covers another."""
+    """Return shapes, digits and letters in colours, on a lattice so that none covers another."""
     wide, high = 150, w.rng.randint(50, 130)
     cell = w.rng.choice((24, 30, 38))
     places = [
@@ -282,7 +282,7 @@ def shapes(w: Writer) -> str:
 
 
 def tiles(w: Writer) -> str:
-    """Coloured squares in a row or a grid."""
+    """Return coloured squares in a row or a grid."""
     side = w.rng.choice((14, 18, 24, 30, 44))
     count = w.rng.randint(2, min(10, 2 * (150 // (side + 6))))
     parts = []
@@ -296,7 +296,7 @@ def tiles(w: Writer) -> str:
 
 
 def icons(w: Writer) -> str:
-    """Signs in little boxes that can be pressed."""
+    """Return signs in little boxes that can be pressed."""
     parts = []
     for _ in range(w.rng.randint(2, 6)):
         sign = escape(words.sign(w.rng)[:3], quote=True)
@@ -305,7 +305,7 @@ def icons(w: Writer) -> str:
 
 
 def keypad(w: Writer) -> str:
-    """Buttons with one digit, letter or sign each, in rows."""
+    """Return buttons with one digit, letter or sign each, in rows."""
     signs = w.rng.choice(("0123456789", "123456789*0#", "abcdefghi", "ABCDEFGHI", "+-*/=%"))
     columns = w.rng.choice((3, 4, 5))
     parts = []
@@ -331,7 +331,7 @@ def slider(w: Writer) -> str:
 
 
 def sections(w: Writer) -> str:
-    """Heads of which one is open, as jQuery UI's accordion has them."""
+    """Return heads of which one is open, as jQuery UI's accordion has them."""
     parts = "".join(
         f"<h3>{w.label()}</h3><div><p>{w.sentence(8)}</p></div>" for _ in range(w.rng.randint(2, 4))
     )
@@ -350,7 +350,7 @@ def spinner(w: Writer) -> str:
 
 
 def facts(w: Writer) -> str:
-    """Names and what they are: "Price: $33"."""
+    """Return names and their values: "Price: $33"."""
     parts = []
     for _ in range(w.rng.randint(1, 4)):
         fact = escape(words.number(w.rng)) if w.chance(0.6) else w.value()

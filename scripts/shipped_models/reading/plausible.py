@@ -41,7 +41,7 @@ SMALL = 3  # CSS pixels to each side of where a drag begins and ends
 def plausible(
     ask: Ask, instruction: str, things: Sequence[Thing], rng: Random, scale: float
 ) -> Answer:
-    """One action out of many, whatever the instruction would need next. Raises EnvError."""
+    """Return one action out of many, whatever the instruction would need next. Raises EnvError."""
     load_safe(ask)
     has_field = any(thing.role == "field" for thing in things)
     focused = bool(ask("dartFocus()"))

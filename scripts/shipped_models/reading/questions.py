@@ -99,7 +99,7 @@ def _order(view: View, rng: Random) -> Query | None:
 
 
 def _look(view: View, rng: Random) -> Query | None:
-    """By colour, shape or size: of shapes, and of buttons in colour."""
+    """Ask by colour, shape or size: of shapes, and of buttons in colour."""
     coloured = [thing for thing in view.by_role["button"] if thing.colour]
     if coloured and (not view.by_role["shape"] or rng.random() < 0.5):
         thing = rng.choice(coloured)
@@ -170,7 +170,7 @@ def _slider(view: View, rng: Random) -> Query | None:
 
 
 def _is(view: View, rng: Random) -> Query | None:
-    """Yes or no, as often the one as the other."""
+    """Ask a question whose answer is yes or no, with equal probability."""
     yes = rng.random() < 0.5
     ways: list[Callable[[], str]] = []
     marks = view.marks("checkbox") + view.marks("radio")
@@ -201,7 +201,7 @@ def _is(view: View, rng: Random) -> Query | None:
 
 
 def _absent(shapes: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Colours and shapes that nothing in sight could be taken for."""
+    """Return colours and shapes that nothing in sight could be mistaken for."""
     alike = {(SAME_LOOK.get(colour, colour), shape) for colour, shape in shapes} | shapes
     for colour, shape in list(alike):
         if shape in ("square", "rectangle"):
@@ -222,7 +222,7 @@ def _unseen(view: View, rng: Random, like: str) -> str:
 
 
 def _value_of(view: View, rng: Random) -> tuple[dict[str, str], str, bool] | None:
-    """Names of a field or a cell, what it holds, and whether it is a cell."""
+    """Return the names of a field or a cell, its value, and whether it is a cell."""
     fields = [
         (t.label, t.value)
         for t in view.of_role("field")
@@ -339,7 +339,7 @@ def _right(view: View, rng: Random) -> Query | None:
 def _by_label(
     rng: Random, things: Sequence[Thing], templates: Sequence[str], kind: str, verb: str = "click"
 ) -> Query | None:
-    """One of the things by its label, now and then written small."""
+    """Ask for one of the things by its label, now and then in lower case."""
     if not things:
         return None
     thing = rng.choice(things)

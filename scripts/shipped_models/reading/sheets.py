@@ -133,7 +133,7 @@ def with_steps(queries: Sequence[Query], rng: Random, share: float) -> list[Quer
 
 
 def _touched(box: Box, rows: int, columns: int, least: float) -> Iterable[int]:
-    """Tokens of which the box covers at least this share of each side, and that of its middle."""
+    """Yield tokens of which the box covers at least this share of each side, and the token of its middle."""
     left, top, right, bottom = box[0] * columns, box[1] * rows, box[2] * columns, box[3] * rows
     middle = (
         min(columns - 1, int((left + right) / 2)),
@@ -150,7 +150,7 @@ def _touched(box: Box, rows: int, columns: int, least: float) -> Iterable[int]:
 def _looks_and_spans(
     things: Iterable[tuple[Thing, Box]], rows: int, columns: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Classes [T, len(LOOKS)] and spans [T, 2, 2] of the smallest thing in each token, or of its cell."""
+    """Return classes [T, len(LOOKS)] and spans [T, 2, 2] of the smallest thing in each token, or of its cell."""
     looks = [[0] * len(LOOKS)] * (rows * columns)
     spans = [
         ((column / columns, (column + 1) / columns), (row / rows, (row + 1) / rows))
@@ -175,7 +175,7 @@ def _looks_and_spans(
 
 
 class DenseHeads(torch.nn.Module):
-    """What image tokens [T, hidden] are made to say."""
+    """Linear heads that predict what image tokens [T, hidden] show."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class DenseHeads(torch.nn.Module):
 
 
 def letter_targets(sheets: Sequence[ReadSheet]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distribution over characters [T, 2, CHARACTERS] of all tokens, and their weight [T, 2]."""
+    """Return a distribution over characters [T, 2, CHARACTERS] of all tokens, and their weight [T, 2]."""
     tokens = sum(sheet.image.tokens for sheet in sheets)
     target = torch.zeros(tokens, 2, CHARACTERS)
     start = 0
@@ -218,14 +218,14 @@ def dense_loss(
 def letter_loss(
     heads: DenseHeads, tokens: torch.Tensor, sheets: Sequence[ReadSheet]
 ) -> torch.Tensor:
-    """Cross entropy of the characters, a mean over halves of tokens [T, hidden]."""
+    """Return the cross entropy of the characters, a mean over halves of tokens [T, hidden]."""
     target, weight = letter_targets(sheets)
     logprobs = F.log_softmax(heads.letters(tokens).unflatten(-1, (2, CHARACTERS)), dim=-1)
     return (-(target * logprobs).sum(-1) * weight).sum() / weight.sum().clamp_min(1)
 
 
 def look_loss(heads: DenseHeads, tokens: torch.Tensor, sheets: Sequence[ReadSheet]) -> torch.Tensor:
-    """Cross entropy of the looks, each a mean over its tokens."""
+    """Return the cross entropy of the looks, each a mean over its tokens."""
     loss = torch.zeros(())
     classes = torch.cat([sheet.looks for sheet in sheets])
     for head, goal in zip(heads.looks, classes.T, strict=True):
@@ -238,7 +238,7 @@ def look_loss(heads: DenseHeads, tokens: torch.Tensor, sheets: Sequence[ReadShee
 def place_loss(
     heads: DenseHeads, tokens: torch.Tensor, sheets: Sequence[ReadSheet], numbers: torch.Tensor
 ) -> torch.Tensor:
-    """KL, nats, between where a good click on a token's thing falls and what its token says of it.
+    """Return the KL, nats, between where a good click on a token's thing falls and what its token predicts.
 
     A mean over tokens [T, hidden] and both axes; `numbers` [N, hidden] are output rows.
     """
@@ -251,7 +251,7 @@ def place_loss(
 def letters_recall(
     heads: DenseHeads, features: ImageFeatures, sheets: Sequence[ReadSheet]
 ) -> tuple[int, int, int]:
-    """How many half tokens with a character: are said right, say any, hold any."""
+    """Return how many half tokens with a character are right, predict any, and hold any."""
     tokens = torch.cat(features.embeds)
     target, weight = letter_targets(sheets)
     best = heads.letters(tokens).unflatten(-1, (2, CHARACTERS)).argmax(-1)

@@ -21,7 +21,7 @@ SUFFIX = ".scenes"
 
 
 class Packed(Sequence[Scene]):
-    """Scenes as they are on disk, in memory; one is unpacked each time that it is asked for."""
+    """A sequence of packed scenes in memory; each is unpacked when it is read."""
 
     def __init__(self, packed: Sequence[bytes]) -> None:
         self._packed = packed
@@ -40,7 +40,7 @@ class Packed(Sequence[Scene]):
 
 
 def load(folder: Path, names: str = "*") -> Packed:
-    """All scenes of the shards of a folder whose names match the pattern, in the order of names."""
+    """Return all scenes of the shards of a folder whose names match the pattern, in the order of names."""
     packed: list[bytes] = []
     for path in sorted(folder.glob(f"{names}{SUFFIX}")):
         packed += msgpack.unpackb(path.read_bytes())

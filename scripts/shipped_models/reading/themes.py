@@ -70,7 +70,7 @@ input[type=range] { width: 100px; vertical-align: middle; }
 
 
 def miniwob_theme(rng: Random, held_out: HeldOut) -> str:
-    """CSS of a page that looks as MiniWoB++'s: core.css is loaded, each page adds a little."""
+    """Return the CSS of a page that looks as MiniWoB++'s: core.css is loaded, each page adds a little."""
     size = rng.choices((9, 10, 11, 13), (1, 7, 1, 1))[0]
     family = rng.choices(("Arial", "Nimbus Sans Narrow", "DejaVu Sans"), (10, 1, 1))[0]
     forced = _forced(held_out)
@@ -104,7 +104,7 @@ def miniwob_theme(rng: Random, held_out: HeldOut) -> str:
 
 
 def free_theme(rng: Random, held_out: HeldOut) -> str:
-    """CSS of a page of another look: any family, size, weight, contrast and ground."""
+    """Return the CSS of a page of another look: any family, size, weight, contrast and ground."""
     family, size = rng.choice(FAMILIES), rng.choice(SIZES)
     second = rng.choice(FAMILIES) if rng.random() < 0.25 else family
     dark = rng.random() < 0.22
@@ -173,7 +173,7 @@ def _css(colour: tuple[int, int, int]) -> str:
 
 
 def _contrast(rng: Random, dark: bool) -> tuple[str, str]:
-    """Ink and ground: seldom as far apart as black and white, never close."""
+    """Return ink and ground: seldom as far apart as black and white, never close."""
     ground = _grey(rng, 0, 70) if dark else rng.choice(((255, 255, 255), _grey(rng, 200, 255)))
     if dark and rng.random() < 0.4:  # a full colour that white stands on
         ground = rng.choice(

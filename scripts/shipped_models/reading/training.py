@@ -70,7 +70,7 @@ class Stage:
 
 
 class Trainer:
-    """Trains `policy` in place; its state lies in `folder`."""
+    """A trainer of `policy`, in place; its state lies in `folder`."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class Trainer:
         return text
 
     def score(self, name: str, answers: bool = True, most: int | None = None) -> dict[str, float]:
-        """Letters and the probability of right answers, by kind, on a test set or its first part."""
+        """Return letters and the probability of right answers, by kind, on a test set or its first part."""
         sheets = self.tests[name][:most]
         model: Any = self._policy.model.eval()
         counts = [0, 0, 0]
@@ -266,7 +266,7 @@ class Trainer:
 
 
 def rank() -> int:
-    """Which process of the build this is."""
+    """Return the number of this process in the build."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -299,7 +299,7 @@ def average_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
 def answer_chances(
     policy: LoadedPolicy, packer: Packer, sheets: Sequence[ReadSheet], batch: int = 16
 ) -> dict[str, tuple[float, int]]:
-    """Mean probability of the right answer, and how many questions, by kind and over `all`.
+    """Return the mean probability of the right answer and the number of questions, by kind and over `all`.
 
     `hit` is over the questions that one press answers, but those of DRAWN_ANSWERS.
     Of an answer with points it is the probability that each x falls inside its box, times that for y

@@ -51,7 +51,7 @@ DOMAINS = "com org net io de".split()
 
 
 def is_held_out(text: str) -> bool:
-    """Whether a pronounceable word is for tests alone; its case does not matter."""
+    """Return True if a pronounceable word is for tests alone; its case does not matter."""
     return zlib.crc32(text.lower().encode()) % 10 == 0
 
 
@@ -125,7 +125,7 @@ def email(rng: Random, held_out: bool) -> str:
 
 
 def password(rng: Random) -> str:
-    """Letters and digits without sense, 2 to 8 of them."""
+    """Return 2 to 8 random letters and digits."""
     return "".join(
         rng.choice("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
         for _ in range(rng.randint(2, 8))
@@ -133,7 +133,7 @@ def password(rng: Random) -> str:
 
 
 def sign(rng: Random) -> str:
-    """One sign, or two or three that belong together."""
+    """Return one sign, or two or three that belong together."""
     return rng.choice(SIGNS)
 
 
@@ -189,7 +189,7 @@ def sentence(rng: Random, held_out: bool, most: int = 14) -> str:
 
 
 def _pronounceable(rng: Random) -> str:
-    """Consonants and vowels in turn, now and then two of them at once."""
+    """Return consonants and vowels in turn, now and then two of them at once."""
     parts = rng.randint(3, 7) if rng.random() < 0.92 else 2
     is_vowel = rng.random() < 0.4
     text = ""
