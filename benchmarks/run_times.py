@@ -58,9 +58,9 @@ def episode_times(reader: Reader) -> list[EpisodeTimes]:
 def step_times(reader: Reader) -> list[StepTimes]:
     """Return when each step was played, in order of submission."""
     times = [
-        StepTimes(each.trajectory_id, each.step, each.worker, each.at, each.model_s, each.env_s)
+        StepTimes(step.trajectory_id, step.step, step.worker, step.at, step.model_s, step.env_s)
         for row in reader.trajectories()
-        for each in reader.steps(row.id)
+        for step in reader.steps(row.id)
     ]
     return sorted(times, key=lambda each: each.at)
 

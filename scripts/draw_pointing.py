@@ -68,7 +68,7 @@ def main() -> int:
 
 def _pick(items: Sequence[Item], places: str) -> list[Item]:
     try:
-        return [items[int(each)] for each in places.split(",")]
+        return [items[int(text)] for text in places.split(",")]
     except (ValueError, IndexError):
         raise UserError(f"--items {places}: must be places in 0 to {len(items) - 1}") from None
 
@@ -94,13 +94,13 @@ def _draw_item(item: Item, pointed: PointerMap, click: Point) -> Image.Image:
         box = bounds_of(item.region)
         corners = (box.x0 * scale, box.y0 * scale, (box.x1 + 1) * scale, (box.y1 + 1) * scale)
         draw.rectangle(corners, outline=TARGET, width=3)
-    x, y = ((each + 0.5) * scale for each in click)
+    x, y = ((number + 0.5) * scale for number in click)
     for radius, colour, thick in ((17, "white", 6), (16, CLICKED, 4)):
         draw.ellipse((x - radius, y - radius, x + radius, y + radius), outline=colour, width=thick)
     sheet = Image.new("RGB", (WIDTH, shot.height + CAPTION), "white")
     sheet.paste(shot)
     scores = ", ".join(
-        f"{nth}: {each.score:.3f}" for nth, each in enumerate(pointed.candidates, start=1)
+        f"{nth}: {candidate.score:.3f}" for nth, candidate in enumerate(pointed.candidates, start=1)
     )
     lines = [*textwrap.wrap(item.instruction, 52)[:2], f"regions {scores}"]
     ImageDraw.Draw(sheet).multiline_text(
@@ -111,10 +111,10 @@ def _draw_item(item: Item, pointed: PointerMap, click: Point) -> Image.Image:
 
 def _sheet(pictures: Sequence[Image.Image]) -> Image.Image:
     """Return the pictures beside one another."""
-    height = max(each.height for each in pictures)
+    height = max(picture.height for picture in pictures)
     sheet = Image.new("RGB", (GAP + len(pictures) * (WIDTH + GAP), height + GAP), "white")
-    for nth, each in enumerate(pictures):
-        sheet.paste(each, (GAP + nth * (WIDTH + GAP), GAP))
+    for nth, picture in enumerate(pictures):
+        sheet.paste(picture, (GAP + nth * (WIDTH + GAP), GAP))
     return sheet
 
 

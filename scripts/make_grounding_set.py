@@ -120,9 +120,9 @@ _SHAPES = ("circle", "rect", "polygon", "span")
 def _page_targets(env: Any) -> list[Target]:
     """Return the elements of a page by their text or colour."""
     return [
-        Target(f"click {each.label}", each.box, has_text=each.role not in _SHAPES)
-        for each in env.widgets()
-        if each.label and len(each.label) <= 60
+        Target(f"click {widget.label}", widget.box, has_text=widget.role not in _SHAPES)
+        for widget in env.widgets()
+        if widget.label and len(widget.label) <= 60
     ]
 
 
@@ -148,15 +148,15 @@ def _desktop_targets(env: Any) -> list[Target]:
     from envs.suites.desktop.accessibility import read_widgets
 
     targets = []
-    for each in read_widgets(env.desktop):
-        name, box = (each["name"] or "").strip(), each["box"]
-        if each["role"] not in _ROLES or not name or not box:
+    for widget in read_widgets(env.desktop):
+        name, box = (widget["name"] or "").strip(), widget["box"]
+        if widget["role"] not in _ROLES or not name or not box:
             continue
-        if not (each["showing"] and each["sensitive"]):
+        if not (widget["showing"] and widget["sensitive"]):
             continue
         x, y, width, height = box
-        text = each["role"] in _WITH_TEXT or width > 1.5 * height
-        instruction = _ROLES[each["role"]].format(name)
+        text = widget["role"] in _WITH_TEXT or width > 1.5 * height
+        instruction = _ROLES[widget["role"]].format(name)
         targets.append(Target(instruction, (x, y, x + width, y + height), has_text=text))
     return targets
 
@@ -322,7 +322,7 @@ def _rows(
                 rng.sample(targets, len(targets)), key=lambda each: counts[each.instruction]
             )
             next_targets = rarest[: min(PER_SCREEN, count - len(rows))]
-            fresh = [each for each in next_targets if (name, each.instruction) not in pairs]
+            fresh = [target for target in next_targets if (name, target.instruction) not in pairs]
             for target in fresh:
                 pairs.add((name, target.instruction))
                 counts[target.instruction] += 1

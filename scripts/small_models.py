@@ -278,7 +278,7 @@ def _tokenizer() -> Qwen2Tokenizer:
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         unk_token=None,
-        extra_special_tokens=[each for each in SPECIALS if each != "<|im_end|>"],
+        extra_special_tokens=[token for token in SPECIALS if token != "<|im_end|>"],
         model_max_length=32768,
     )
 

@@ -113,7 +113,7 @@ def measure_hand_in(folder: Path, rounds: int, trajectories: int) -> dict[str, d
             timings["limit"].append(write_once(base.with_suffix(".raw"), base.stat().st_size))
             for path in (*ours.iterdir(), base, base.with_suffix(".raw")):
                 path.unlink()
-        wall = {arm: statistics.median(each.wall_s for each in timings[arm]) for arm in timings}
+        wall = {arm: statistics.median(timing.wall_s for timing in timings[arm]) for arm in timings}
         pairs = list(zip(timings["ledger"], timings["sqlite3"], strict=True))
         results[screen.name] = {
             "trajectories_per_s": round(number / wall["ledger"], 1),
@@ -298,7 +298,9 @@ def measure_disk(folder: Path, suite: str, groups: int = 12) -> dict[str, float]
 def _all_shown(store: Store) -> list[str]:
     """Return the keys of all screenshots, those of ends included."""
     names = [trajectory.final_screenshot for trajectory in store.trajectories()]
-    steps = [row.screenshot for each in store.trajectories() for row in store.steps(each.id)]
+    steps = [
+        row.screenshot for trajectory in store.trajectories() for row in store.steps(trajectory.id)
+    ]
     return [*filter(None, names), *steps]
 
 
@@ -308,7 +310,9 @@ def stored(folder: Path, images: Sequence[bytes]) -> int:
     with sqlite3.connect(path) as database:
         database.execute("PRAGMA page_size = 8192")
         database.execute("CREATE TABLE images (id INTEGER PRIMARY KEY, bytes BLOB)")
-        database.executemany("INSERT INTO images (bytes) VALUES (?)", [(each,) for each in images])
+        database.executemany(
+            "INSERT INTO images (bytes) VALUES (?)", [(image,) for image in images]
+        )
     database.close()
     size = path.stat().st_size
     path.unlink()
@@ -359,8 +363,8 @@ def measure_resume(folder: Path, trajectories: int) -> dict[str, float]:
     first, *later = tries  # the first counts every outcome, as for a run of an older dart
     result = {
         "trajectories": trajectories,
-        "seconds": _median(each["seconds"] for each in later),
-        "peak_mb": _median(each["peak_mb"] for each in later),
+        "seconds": _median(run["seconds"] for run in later),
+        "peak_mb": _median(run["peak_mb"] for run in later),
         "counting_seconds": round(first["seconds"], 2),
         "counting_peak_mb": round(first["peak_mb"], 1),
     }

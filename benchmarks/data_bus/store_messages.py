@@ -43,18 +43,20 @@ def messages_of_play(
     """Yield what SLOTS environments submit that play these leases: every other one passes."""
     rng = Random(0)
     for playing in chunks(leases, SLOTS):
-        hashes_by_trajectory: dict[str, list[str]] = {each.trajectory_id: [] for each in playing}
+        hashes_by_trajectory: dict[str, list[str]] = {
+            episode.trajectory_id: [] for episode in playing
+        }
         for step in range(STEPS):
-            for each in playing:
+            for episode in playing:
                 image = b"\x89PNG" + rng.randbytes(screen.encoded - 4)
-                hashes = hashes_by_trajectory[each.trajectory_id]
+                hashes = hashes_by_trajectory[episode.trajectory_id]
                 hashes.append(content_hash(image))
                 yield step_of(
-                    each, step, image, hashes[-HISTORY_IMAGES:], prompt(screen, step, rng)
+                    episode, step, image, hashes[-HISTORY_IMAGES:], prompt(screen, step, rng)
                 )
-        for number, each in enumerate(playing):
+        for number, episode in enumerate(playing):
             last = b"\x89PNG" + rng.randbytes(screen.encoded - 4)
-            yield end_of(each, STEPS, "pass" if number % 2 else "fail", last)
+            yield end_of(episode, STEPS, "pass" if number % 2 else "fail", last)
 
 
 def prompt(screen: ScreenSize, step: int, rng: Random) -> list[int]:

@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         print(f"{name:24} {summary}")
     most = {
-        name: max(max(each.value, each.gradient) for each in worst.values())
+        name: max(max(differences.value, differences.gradient) for differences in worst.values())
         for name, worst in results.items()
     }
     line = json.dumps(
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "trl": trl_version(),
             "max_abs_difference": most,
             "by_comparator": {
-                name: {other: vars(each) for other, each in worst.items()}
+                name: {other: vars(differences) for other, differences in worst.items()}
                 for name, worst in results.items()
             },
         }
@@ -201,7 +201,7 @@ def random_case(draw: random.Random, variant: Variant) -> Case:
             )
         )
     if variant.far < 1:  # k3 is below its bound
-        sequences = [replace(each, reference=_within(each, 2.0)) for each in sequences]
+        sequences = [replace(sequence, reference=_within(sequence, 2.0)) for sequence in sequences]
     return Case(sequences, numbers)
 
 
@@ -221,12 +221,12 @@ def settings_of(settings: dict[str, Any], numbers: Numbers) -> dict[str, Any]:
 def ours(case: Case, variant: Variant, **changed: Any) -> Result:
     """Return `policy_loss` of the case as one pack."""
     objective = Objective(**(settings_of(variant.objective, case.numbers) | changed))
-    lengths = [len(each) for each in case.sequences]
-    keys = [each.trajectory for each in case.sequences]
+    lengths = [len(sequence) for sequence in case.sequences]
+    keys = [sequence.trajectory for sequence in case.sequences]
     shares = loss_weights(zip(keys, lengths, strict=True), variant.normalise)
 
     def tokens(name: str) -> torch.Tensor:
-        values = [value for each in case.sequences for value in getattr(each, name)]
+        values = [value for sequence in case.sequences for value in getattr(sequence, name)]
         return torch.tensor(values, dtype=torch.float64)
 
     def spread(values: list[float]) -> torch.Tensor:
@@ -237,7 +237,7 @@ def ours(case: Case, variant: Variant, **changed: Any) -> Result:
         policy,
         tokens("proximal"),
         tokens("behaviour"),
-        spread([each.advantage for each in case.sequences]),
+        spread([sequence.advantage for sequence in case.sequences]),
         spread([shares.of(key, length) for key, length in zip(keys, lengths, strict=True)]),
         objective,
         divisor=shares.divisor,
@@ -286,10 +286,12 @@ def of_trl(trainer: Any, case: Case, variant: Variant) -> Result:
     longest = max(map(len, sequences))
 
     def padded(name: str) -> torch.Tensor:
-        rows = [getattr(each, name) + [-1.0] * (longest - len(each)) for each in sequences]
+        rows = [
+            getattr(sequence, name) + [-1.0] * (longest - len(sequence)) for sequence in sequences
+        ]
         return torch.tensor(rows, dtype=torch.float64)
 
-    mask = torch.tensor([[t < len(each) for t in range(longest)] for each in sequences])
+    mask = torch.tensor([[t < len(sequence) for t in range(longest)] for sequence in sequences])
     policy = padded("policy").requires_grad_()
     old = padded("proximal" if settings.get("old") == "q" else "behaviour")
     none = torch.zeros(len(sequences), 1, dtype=torch.long)
@@ -298,7 +300,9 @@ def of_trl(trainer: Any, case: Case, variant: Variant) -> Result:
         "prompt_mask": none,
         "completion_ids": torch.zeros(len(sequences), longest, dtype=torch.long),
         "completion_mask": mask.double(),
-        "advantages": torch.tensor([each.advantage for each in sequences], dtype=torch.float64),
+        "advantages": torch.tensor(
+            [sequence.advantage for sequence in sequences], dtype=torch.float64
+        ),
         "old_per_token_logps": old,
         "ref_per_token_logps": padded("reference"),
         "num_items_in_batch": mask.sum(),

@@ -109,8 +109,8 @@ def least(one: Dual, other: Dual) -> Dual:
 def total(numbers: Iterable[Dual]) -> Dual:
     """Return the sum of at least one."""
     first, *rest = numbers
-    for each in rest:
-        first = first + each
+    for other in rest:
+        first = first + other
     return first
 
 
@@ -156,8 +156,8 @@ def sequence_mean(loss: Token) -> Callable[[Case], Dual]:
     def of(case: Case) -> Dual:
         tape = Tape(case)
         means = [
-            total(loss(tape, i, t) for t in range(len(each))) / len(each)
-            for i, each in enumerate(case.sequences)
+            total(loss(tape, i, t) for t in range(len(sequence))) / len(sequence)
+            for i, sequence in enumerate(case.sequences)
         ]
         return total(means) / len(means)
 
@@ -170,15 +170,19 @@ def trajectory_mean(loss: Token) -> Callable[[Case], Dual]:
     def of(case: Case) -> Dual:
         tape = Tape(case)
         sums: dict[int, list[Dual]] = {}
-        for i, each in enumerate(case.sequences):
-            sums.setdefault(each.trajectory, []).extend(loss(tape, i, t) for t in range(len(each)))
+        for i, sequence in enumerate(case.sequences):
+            sums.setdefault(sequence.trajectory, []).extend(
+                loss(tape, i, t) for t in range(len(sequence))
+            )
         return total(total(tokens) / len(tokens) for tokens in sums.values()) / len(sums)
 
     return of
 
 
 def _all(tape: Tape, loss: Token) -> list[Dual]:
-    return [loss(tape, i, t) for i, each in enumerate(tape.sequences) for t in range(len(each))]
+    return [
+        loss(tape, i, t) for i, sequence in enumerate(tape.sequences) for t in range(len(sequence))
+    ]
 
 
 # --- losses of a token ----------------------------------------------------------------------------

@@ -224,7 +224,7 @@ def main() -> None:
                 f"{time.monotonic() - began:.0f} s",
                 flush=True,
             )
-    worst = max(abs(each["formula"] / each["counted"] - 1) for each in results)
+    worst = max(abs(result["formula"] / result["counted"] - 1) for result in results)
     print(json.dumps({"cases": results, "worst": worst}))
 
 

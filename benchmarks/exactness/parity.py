@@ -139,7 +139,7 @@ class Comparisons:
             "tokens": mismatch.tokens,
             "p99": mismatch.p99,
             "k3_kl": mismatch.kl,
-            "by_screens": {kind: each.max for kind, each in whole.by_screens().items()},
+            "by_screens": {kind: difference.max for kind, difference in whole.by_screens().items()},
             "by_temperature": {str(t): part.mismatch().max for t, part in by_temperature.items()},
             "sampled_beside_an_update": concatenate(self.in_flight).mismatch().tokens,
             "met_an_update": self.mixed,

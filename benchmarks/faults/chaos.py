@@ -122,7 +122,7 @@ def commands(
     """Return the commands of `dart up`, with `dart status` if it is to be killed too; the data service is last."""
     arguments_of_up = [
         str(arguments.config),
-        *(part for each in overrides for part in ("--set", each)),
+        *(part for override in overrides for part in ("--set", override)),
     ]
     role_commands = commands_of(config, arguments_of_up)
     if STATUS in arguments.roles.split(","):

@@ -136,8 +136,8 @@ async def _is_up(address: str) -> None:
             reply = await requester.request(StatusRequest(), DEADLINE_S)
             assert isinstance(reply, StatusReply)
             snapshot = Snapshot.model_validate(reply.snapshot)
-            rollouts = [each for each in snapshot.processes if each.worker == "rollout-0"]
-            if any(snapshot.now - each.heartbeat_age_s > asked_at for each in rollouts):
+            rollouts = [process for process in snapshot.processes if process.worker == "rollout-0"]
+            if any(snapshot.now - rollout.heartbeat_age_s > asked_at for rollout in rollouts):
                 return
             await asyncio.sleep(0.05)
 
@@ -234,11 +234,11 @@ async def fuzz_sockets(config: Config, count: int, seed: int) -> dict[str, Any]:
                 else:
                     await _sent(sockets[name], frames or [b""])
                 if number % BURST == 0:
-                    for each in answers.values():
-                        await each.drain()
+                    for answer in answers.values():
+                        await answer.drain()
                     progress.tell(number)
-            for each in answers.values():
-                await each.drain()
+            for answer in answers.values():
+                await answer.drain()
             await _is_up(addresses[DATA])
             pace = count / (time.monotonic() - began)
         finally:
@@ -249,8 +249,8 @@ async def fuzz_sockets(config: Config, count: int, seed: int) -> dict[str, Any]:
         "messages": count,
         "messages_by_socket": dict(sorted(sent.items())),
         "messages_per_s": round(pace),
-        "crashed": sum(each.broken for each in answers.values()),
-        "unanswered": sum(each.expected for each in answers.values()),
+        "crashed": sum(answer.broken for answer in answers.values()),
+        "unanswered": sum(answer.expected for answer in answers.values()),
         "changed": int(changed),
     }
 

@@ -96,7 +96,9 @@ def random_message(kind: type[Message], chance: random.Random) -> Message:
             places = [each["loc"] for each in error.errors(include_url=False)]
             # An error without a place says that the fields do not go together. In order: seeds repeat.
             refused = (
-                dict.fromkeys(str(each[0]) for each in places) if all(places) else kind.model_fields
+                dict.fromkeys(str(place[0]) for place in places)
+                if all(places)
+                else kind.model_fields
             )
 
 

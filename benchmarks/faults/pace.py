@@ -57,7 +57,7 @@ def _success(reader: Reader, batches: int) -> list[tuple[int, float]]:
             passes[trajectories // bucket][task_id].append(row.outcome == "pass")
     most = max((len(tasks) for tasks in passes.values()), default=0)
     return [
-        (place * bucket, sum(sum(each) / len(each) for each in tasks.values()) / len(tasks))
+        (place * bucket, sum(sum(passed) / len(passed) for passed in tasks.values()) / len(tasks))
         for place, tasks in sorted(passes.items())
         if 2 * len(tasks) >= most
     ]

@@ -107,7 +107,7 @@ def while_training(lines: Sequence[str]) -> dict[int, float]:
     """Return the success that `dart up` printed at the update nearest to each tenth of the run."""
     matches = (_PROGRESS.search(line) for line in lines)
     seconds_by_update = {
-        int(each[1]): float(each[2]) for each in matches if each and each[2] != "-"
+        int(match[1]): float(match[2]) for match in matches if match and match[2] != "-"
     }
     last = max(seconds_by_update, default=0)
     return {
@@ -182,8 +182,8 @@ def main() -> None:
         for arm in options.arms:
             with tempfile.TemporaryDirectory(prefix="dart-bench-") as folder:
                 row = play(arm, seed, options, Path(folder))
-            rows = [each for each in rows if (each["arm"], each["seed"]) != (arm, seed)] + [row]
-            rows.sort(key=lambda each: (ARMS.index(each["arm"]), each["seed"]))
+            rows = [row for row in rows if (row["arm"], row["seed"]) != (arm, seed)] + [row]
+            rows.sort(key=lambda row: (ARMS.index(row["arm"]), row["seed"]))
             result = {"benchmark": "ray", "nodes": len(NODES), "arms": rows}
             if options.out is not None:
                 options.out.write_text(json.dumps(result, indent=1) + "\n")

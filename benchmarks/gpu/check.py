@@ -111,7 +111,7 @@ def allowance(check: Check, later: Sequence[Check], left: float) -> float:
 
     A spare check keeps none. Where the shares are more than is left, all are less in the same ratio.
     """
-    theirs = sum(each.seconds for each in later if not each.is_spare)
+    theirs = sum(run.seconds for run in later if not run.is_spare)
     if check.is_spare:
         return max(0.0, left - theirs)
     return left - theirs * min(1.0, left / (check.seconds + theirs))
@@ -150,7 +150,7 @@ class Run:
             left = self.left()
             if left < LEAST_S:
                 self.outcomes += [
-                    _left_out(each, "no time was left") for each in self.checks[number:]
+                    _left_out(check, "no time was left") for check in self.checks[number:]
                 ]
                 self.write()
                 return
@@ -218,27 +218,31 @@ class Run:
 
     def report(self) -> dict[str, Any]:
         """Return the whole report for the file; a check that has not begun is left out."""
-        over = {each.name for each in self.outcomes}
+        over = {outcome.name for outcome in self.outcomes}
         outcomes = [
             *self.outcomes,
-            *(_left_out(each, "not over") for each in self.checks if each.name not in over),
+            *(_left_out(check, "not over") for check in self.checks if check.name not in over),
         ]
         return {
             "versions": versions(),
             "not_installed": requirements(),
             "seconds": round(time.monotonic() - self.began, 1),
             "limit_s": self.limit_s,
-            "failed": [each.name for each in outcomes if each.state == "failed"],
-            "missed": {each.name: each.why for each in outcomes if each.state == "missed"},
-            "left_out": {each.name: each.why for each in outcomes if each.state == "left_out"},
+            "failed": [outcome.name for outcome in outcomes if outcome.state == "failed"],
+            "missed": {
+                outcome.name: outcome.why for outcome in outcomes if outcome.state == "missed"
+            },
+            "left_out": {
+                outcome.name: outcome.why for outcome in outcomes if outcome.state == "left_out"
+            },
             "checks": {
-                each.name: {
-                    "state": each.state,
-                    "seconds": round(each.seconds, 1),
-                    "why": each.why,
-                    "measured": each.measured,
+                outcome.name: {
+                    "state": outcome.state,
+                    "seconds": round(outcome.seconds, 1),
+                    "why": outcome.why,
+                    "measured": outcome.measured,
                 }
-                for each in outcomes
+                for outcome in outcomes
             },
         }
 
@@ -320,8 +324,8 @@ def place(stack: Path) -> str:
     except OSError:
         return ""
     lines = [*interrupted.splitlines(), *others.splitlines()]
-    ours = [each for each in lines if f'"{ROOT}/' in each and "/site-packages/" not in each][:3]
-    places = [re.sub(r'.*/([^/"]+)", line (\d+) in (\S+)', r"\1:\2 \3", each) for each in ours]
+    ours = [line for line in lines if f'"{ROOT}/' in line and "/site-packages/" not in line][:3]
+    places = [re.sub(r'.*/([^/"]+)", line (\d+) in (\S+)', r"\1:\2 \3", frame) for frame in ours]
     return f"; in {' < '.join(places)}" if places else ""
 
 
@@ -377,7 +381,9 @@ def main() -> int:
     if unknown := set(options.only) - {check.name for check in CHECKS}:
         parser.error(f"no such check: {', '.join(sorted(unknown))}")
     checks = [
-        each for each in CHECKS if not options.only or each.name in options.only or each.is_needed
+        check
+        for check in CHECKS
+        if not options.only or check.name in options.only or check.is_needed
     ]
     out = options.out or result_file(options.device, tiny=options.tiny, only=options.only)
     scratch = Path(tempfile.mkdtemp(prefix=f"gpu-check-{os.getpid()}-", dir=_scratch()))
@@ -393,7 +399,7 @@ def main() -> int:
         run.all(Settings(options.device, options.tiny, scratch))
     except ImportError as error:
         print(f"nothing can be checked: {error}", file=sys.stderr)
-        run.outcomes += [Outcome(each.name, "missed", 0.0, {}, str(error)) for each in checks]
+        run.outcomes += [Outcome(check.name, "missed", 0.0, {}, str(error)) for check in checks]
         run.finish()
         return 1
     finally:

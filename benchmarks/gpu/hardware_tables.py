@@ -288,7 +288,7 @@ def _eight(ranks: int, changes: Mapping[str, Mapping[str, Any]]) -> Config:
         },
         "up": {"rollouts": max(1, 8 - ranks), "envs": 4},
     }
-    merged = {name: {**each, **changes.get(name, {})} for name, each in sections.items()}
+    merged = {name: {**section, **changes.get(name, {})} for name, section in sections.items()}
     return Config.model_validate(merged)
 
 

@@ -154,8 +154,10 @@ def _figures_of(run: Path) -> Figures:
     except DartError as error:
         return {"updates": 0, "run": str(error)}
     with reader:
-        rows = [each for each in reader.trajectories() if each.outcome is not None]
-        steps = [step for each in rows for step in reader.steps(each.id)]
+        rows = [
+            trajectory for trajectory in reader.trajectories() if trajectory.outcome is not None
+        ]
+        steps = [step for row in rows for step in reader.steps(row.id)]
         curves: dict[str, list[float]] = {}
         for point in reader.metrics():
             curves.setdefault(point.name, []).append(point.value)
@@ -165,14 +167,15 @@ def _figures_of(run: Path) -> Figures:
     return {
         "updates": updates,
         "episodes": len(rows),
-        "malformed": sum(each.stop_reason == "malformed" for each in rows),
+        "malformed": sum(row.stop_reason == "malformed" for row in rows),
         "steps": len(steps),
-        "tokens_of_prompts": sum(len(each.prompt_token_ids) for each in steps),
-        "tokens_sampled": sum(len(each.sampled.token_ids) for each in steps),
-        "model_s_of_a_step": _mean(each.model_s for each in steps),
-        "env_s_of_a_step": _mean(each.env_s for each in steps),
+        "tokens_of_prompts": sum(len(step.prompt_token_ids) for step in steps),
+        "tokens_sampled": sum(len(step.sampled.token_ids) for step in steps),
+        "model_s_of_a_step": _mean(step.model_s for step in steps),
+        "env_s_of_a_step": _mean(step.env_s for step in steps),
         "success_by_halves": [
-            _mean(each.outcome == "pass" for each in part) for part in (rows[:half], rows[half:])
+            _mean(example.outcome == "pass" for example in part)
+            for part in (rows[:half], rows[half:])
         ],
         "versions": len(versions),
         "published_at_s": [round(v.published_at - versions[0].published_at, 1) for v in versions][

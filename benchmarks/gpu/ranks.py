@@ -71,7 +71,9 @@ def two_gpus(settings: Settings) -> Figures:
     train = config.train.model_copy(update={"ranks": 1})
     alone = PolicyLearner(TrainModel.load(config.model_copy(update={"train": train})), train)
     start = _in_type(alone.model.weights(), versions[0])
-    differing = [name for name, each in start.items() if not torch.equal(each, versions[0][name])]
+    differing = [
+        name for name, tensor in start.items() if not torch.equal(tensor, versions[0][name])
+    ]
     if differing:
         raise BrokenError(f"v0 of two ranks has another {differing[0]} than the model", figures)
     result = alone.update(batch, 0, 0)
@@ -146,7 +148,10 @@ async def _on_two(
                     received = await asyncio.to_thread(_ask, worker, message)
                     figures[f"receive_v{version}_s"] = received["seconds"]
                     versions.append(
-                        {name: each.clone() for name, each in channel.last.tensors.tensors.items()}
+                        {
+                            name: tensor.clone()
+                            for name, tensor in channel.last.tensors.tensors.items()
+                        }
                     )
                     if not received["by_broadcast"] or received["sums"] != sums(versions[-1]):
                         raise BrokenError(f"v{version} of the worker is another one", figures)
@@ -224,8 +229,8 @@ async def _receive(run_dir: Path, backend: Any, device: str) -> None:
             received = await receiver.receive(path, message["version"], message["digest"])
             seconds = round(time.monotonic() - began, 2)
             like = {
-                key: torch.empty(each.shape, dtype=getattr(torch, each.dtype), device="meta")
-                for key, each in read_manifest(path).tensors.items()
+                key: torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
+                for key, tensor in read_manifest(path).tensors.items()
             }
             source = received.source
             weights = load(source, like) if isinstance(source, Path) else source.load(like)
@@ -252,13 +257,13 @@ def sums(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 def _in_type(tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> Tensors:
     """Return copies in main memory, in the types of `like`."""
-    return {name: tensors[name].to("cpu", each.dtype, copy=True) for name, each in like.items()}
+    return {name: tensors[name].to("cpu", tensor.dtype, copy=True) for name, tensor in like.items()}
 
 
 def _distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
     """Return the norm of all differences together."""
     squares = (
-        float((each.float() - other[name].float()).square().sum()) for name, each in one.items()
+        float((tensor.float() - other[name].float()).square().sum()) for name, tensor in one.items()
     )
     return sum(squares) ** 0.5
 

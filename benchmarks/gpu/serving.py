@@ -49,8 +49,10 @@ def parity(settings: Settings) -> Figures:
     clock = Clock(settings.device)
     findings = list(compare(config_of(settings, layers, recompute="none")))
     figures: Figures = {"layers": layers, "seconds_of_it": round(clock.lap(), 2)}
-    figures["findings"] = [f"{each.level}: {' '.join(each.text.split())}" for each in findings]
-    if any(each.level == "error" for each in findings):
+    figures["findings"] = [
+        f"{finding.level}: {' '.join(finding.text.split())}" for finding in findings
+    ]
+    if any(finding.level == "error" for finding in findings):
         raise BrokenError("engine and trainer disagree", figures)
     return figures
 
@@ -97,7 +99,9 @@ def _swapped(settings: Settings, name: str, lora: Any) -> tuple[Figures, str]:
     model = TrainModel.load_frozen(config)
     mine = weight_tensors(model.policy.model)
     torch.manual_seed(2)
-    other = {key: (each + NOISE[name] * torch.randn_like(each)).cpu() for key, each in mine.items()}
+    other = {
+        key: (tensor + NOISE[name] * torch.randn_like(tensor)).cpu() for key, tensor in mine.items()
+    }
     published = FileChannel(settings.scratch / f"vllm-{name}", lora=lora).publish(other, 0)
     before, beside, after, figures = asyncio.run(_served(config, published.path))
 
@@ -105,8 +109,8 @@ def _swapped(settings: Settings, name: str, lora: Any) -> tuple[Figures, str]:
         """Score the tokens that `version` drew, with the model as it is now."""
         tokens = rescore(model, batch, config.train.pack_tokens)
         spans = {
-            f"step {each.step} of {each.trajectory_id}": each.version_spans
-            for each in batch.samples
+            f"step {sample.step} of {sample.trajectory_id}": sample.version_spans
+            for sample in batch.samples
         }
         is_of_version = [
             any(
@@ -117,22 +121,22 @@ def _swapped(settings: Settings, name: str, lora: Any) -> tuple[Figures, str]:
         ]
         return tokens.only(np.array(is_of_version, dtype=bool))
 
-    figures["longest_prompt"] = max(each.start for each in before.samples)
+    figures["longest_prompt"] = max(sample.start for sample in before.samples)
     small, large = map(scored, split_batch(before))
     lines = list(compare_with_limit(small, limit_of(model), large))
-    figures["before"] = [f"{each.level}: {' '.join(each.text.split())}" for each in lines]
+    figures["before"] = [f"{line.level}: {' '.join(line.text.split())}" for line in lines]
     of_old = concatenate([scored(batch) for batch in beside])
-    for key, each in mine.items():
-        each.copy_(other[key])
+    for key, tensor in mine.items():
+        tensor.copy_(other[key])
     of_new = concatenate([scored(batch, 0) for batch in [*beside, after]])
     figures["moved"] = scored(before).mismatch().mean
     figures["met_the_swap"] = sum(
-        len(each.version_spans) > 1 for batch in beside for each in batch.samples
+        len(sample.version_spans) > 1 for batch in beside for sample in batch.samples
     )
     for key, tokens in (("beside", of_old), ("after", of_new)):
         each = tokens.mismatch()
         figures[key] = {"tokens": each.tokens, "mean": each.mean, "max": each.max}
-    wrong = [each.text for each in lines if each.level == "error"]
+    wrong = [line.text for line in lines if line.level == "error"]
     wrong += [alarm for part in (of_old, of_new) if (alarm := alarm_of(part, limit_of(model)))]
     if not figures["moved"] > APART * max(figures["beside"]["mean"], figures["after"]["mean"]):
         wrong.append("the other weights are nearly the same policy, so nothing was shown")
@@ -202,22 +206,22 @@ def publication(settings: Settings) -> Figures:
         ).state_dict()
     torch.manual_seed(1)
     tensors = {
-        name: torch.randn(each.shape, device=settings.device, dtype=torch.bfloat16)
-        for name, each in shapes.items()
+        name: torch.randn(spec.shape, device=settings.device, dtype=torch.bfloat16)
+        for name, spec in shapes.items()
     }
-    gigabytes = sum(each.nbytes for each in tensors.values()) / 1e9
+    gigabytes = sum(tensor.nbytes for tensor in tensors.values()) / 1e9
     channel, clock = FileChannel(settings.scratch / "weights", keep=2), Clock(settings.device)
     published = channel.publish(tensors, 1)
     figures: Figures = {"gb": round(gigabytes, 3), "publish_s": round(clock.lap(), 2)}
     loaded = load(published.path, tensors)
     figures["read_and_check_s"] = round(clock.lap(), 2)
-    placed = {name: torch.empty_like(each) for name, each in tensors.items()}
+    placed = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
     clock.lap()
     for name, each in loaded.items():
         placed[name].copy_(each)
     figures["place_s"] = round(clock.lap(), 2)
     figures["publish_gb_s"] = round(gigabytes / max(figures["publish_s"], 1e-9), 2)
-    wrong = [name for name, each in placed.items() if not torch.equal(each, tensors[name])]
+    wrong = [name for name, tensor in placed.items() if not torch.equal(tensor, tensors[name])]
     if wrong:
         raise BrokenError(f"{len(wrong)} tensors came back as others, e.g. {wrong[0]}", figures)
     return figures

@@ -199,7 +199,7 @@ class Seconds:
             " for the environments": self.environments,
             " for boots": self.boots,
         }
-        for_what = max(sides, key=lambda each: sides[each])
+        for_what = max(sides, key=lambda side: sides[side])
         return f"the trainer will wait {idle:.0%} of the time{for_what}"
 
 

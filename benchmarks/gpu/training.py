@@ -346,7 +346,7 @@ def plain_loop(settings: Settings) -> Figures:
     network.gradient_checkpointing_enable({"use_reentrant": False})
     network.train()
     use_any_length()
-    trained = [each for each in network.parameters() if each.requires_grad]
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
     samples = batch.samples[:: 1 if settings.tiny else PLAIN]
     prepared = {n: policy.images.prepare(encoded, n) for n, encoded in batch.images.items()}

@@ -133,10 +133,10 @@ class Arm:
         """Return the arm's `--set` values, with the oracle's trajectories in `pool`; they end the run at its budget."""
         rate, schedule = self.rate or self.tuned[0], self.schedule or self.tuned[1]
         overrides = [f"train.max_trajectories={self.trajectories}", *BASES[self.base]]
-        overrides += [each for part in self.parts for each in PARTS[part]]
+        overrides += [setting for part in self.parts for setting in PARTS[part]]
         overrides += [f"train.lr={rate}"] if rate else []
         overrides += SCHEDULES[schedule] if schedule else ()
-        return [each.replace("{pool}", json.dumps(str(pool))) for each in overrides]
+        return [override.replace("{pool}", json.dumps(str(pool))) for override in overrides]
 
     @property
     def needs_pool(self) -> bool:
@@ -220,7 +220,7 @@ def pick_arms(names: str, *, tune: bool = False) -> list[Arm]:
     With `tune` each stands for one arm at every rate and schedule of the grid.
     """
     arms: list[Arm] = []
-    for name in (each.strip() for each in names.split(",")):
+    for name in (text.strip() for text in names.split(",")):
         arms += GROUPS.get(name) or (arm_of(name),)
     if tune:
         arms = [

@@ -244,7 +244,7 @@ def explained(reader: Reader) -> dict[str, list[float]]:
     """Return how much of the rewards baselines and a critic explained, by thirds of the run; empty without a critic."""
     thirds_by_name: dict[str, list[float]] = {}
     for name in ("baseline_explained", "critic_explained"):
-        values = [each.value for each in reader.metrics(name)]
+        values = [metric.value for metric in reader.metrics(name)]
         if len(values) >= 3:
             thirds_by_name[name] = [round(mean(third), 3) for third in thirds(values)]
     return thirds_by_name
@@ -316,7 +316,7 @@ def summarize(
                 cost_to([run], "trajectories", level, is_baseline) for run in runs
             ],
             **{
-                f"{cost}_to": {each: cost_to(runs, cost, each, False) for each in levels}
+                f"{cost}_to": {level: cost_to(runs, cost, level, False) for level in levels}
                 for cost in COSTS
             },
             "per_task": per_task,
@@ -352,7 +352,7 @@ def _compared(arms: Mapping[str, Arm]) -> tuple[str, str]:
     and the last.
     """
     for pair in ((BASELINE, OURS), (ARMS["uniform"], ARMS["all"])):
-        baseline, ours = (_of_kind(arms, each) for each in pair)
+        baseline, ours = (_of_kind(arms, arm) for arm in pair)
         if (baseline in arms and ours in arms) or len(arms) == 1:
             return baseline, ours
     return next(iter(arms)), list(arms)[-1]
@@ -370,7 +370,7 @@ def _per_task(runs: Sequence[Result]) -> dict[str, list[float]]:
     for point in (0, -1):
         scores = [run["per_task"][str(run["points"][point]["version"])] for run in runs]
         for task in scores[0]:
-            values = [each[task] for each in scores if task in each]
+            values = [score[task] for score in scores if task in score]
             values_by_task.setdefault(task, []).append(round(mean(values), 4))
     return values_by_task
 

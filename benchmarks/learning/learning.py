@@ -204,7 +204,7 @@ def call(command: Sequence[str]) -> tuple[dict[str, Any], float]:
 def draw(path: Path, out: Path, names: Sequence[str]) -> None:
     """Draw success while training, one panel for each task, a line for every run of the ledger."""
     runs = {name: curves(out / name.replace("rl seed ", "rl-")) for name in names}
-    tasks = sorted({task for each in runs.values() for task in each})
+    tasks = sorted({task for run in runs.values() for task in run})
     if not tasks:
         return
     columns = 4

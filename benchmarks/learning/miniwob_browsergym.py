@@ -104,7 +104,7 @@ async def _play(config: Config, weights: Path | None) -> list[PlayedEpisode]:
         answered = answered_by(config, model.responder)
         await play(config, each_of(plan), answered, over.append, most=len(plan))
     order = {episode.name: number for number, episode in enumerate(plan)}
-    return sorted(over, key=lambda each: order[each.planned.name])
+    return sorted(over, key=lambda episode: order[episode.planned.name])
 
 
 def _row(env: GuiEnv, episode: PlayedEpisode, scale: float) -> dict[str, Any]:

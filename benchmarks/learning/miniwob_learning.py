@@ -126,7 +126,7 @@ def measure(
             [cell], cells, lambda each: play_run(study, each, tell), tell=tell
         )
         runs.setdefault(cell.arm, []).append(results_of_cell[cell])
-        figures = {arm: summary_of(each) for arm, each in runs.items()}
+        figures = {arm: summary_of(run) for arm, run in runs.items()}
         _keep(results, base, part, figures, runs)
     return figures
 
@@ -176,7 +176,7 @@ def _pictures(suffix: str) -> dict[str, str]:
     pictures = {}
     for name in ("pages", "curve", "films"):
         paths = (f"images/miniwob-{name}.png", f"images/miniwob-{name}{suffix}.png")
-        if there := next((each for each in paths if (DOCS / each).exists()), None):
+        if there := next((path for path in paths if (DOCS / path).exists()), None):
             pictures[name] = there
     return pictures
 

@@ -102,7 +102,9 @@ def scores_of(runs: Sequence[Result]) -> list[PageScore]:
             episodes = sum(part["played"] for part in parts)
             trained = all(part["trained"] for part in parts)
             scores.append(PageScore(page, before, after, reward, episodes, trained))
-    return sorted(scores, key=lambda each: (-each.success_after, -each.success_before, each.page))
+    return sorted(
+        scores, key=lambda score: (-score.success_after, -score.success_before, score.page)
+    )
 
 
 def _total(counts: Any) -> tuple[int, int]:
@@ -117,24 +119,26 @@ def summary_of(runs: Sequence[Result]) -> dict[str, Any]:
     evaluated, those that are not trained on included; the second counts partial rewards as papers do.
     """
     scores = scores_of(runs)
-    trained = [each for each in scores if each.trained]
+    trained = [score for score in scores if score.trained]
     shared = set(pix2act_pages())
-    compared = [each for each in scores if each.page in shared]
+    compared = [score for score in scores if score.page in shared]
     return {
-        "pages": {each.page: _row(each) for each in sorted(scores, key=lambda each: each.page)},
+        "pages": {
+            score.page: _row(score) for score in sorted(scores, key=lambda score: score.page)
+        },
         "pages_trained": len(trained),
-        "pages_090_before": _count(trained, lambda each: each.success_before >= HIGH),
-        "pages_090_after": _count(trained, lambda each: each.success_after >= HIGH),
-        "pages_050_before": _count(trained, lambda each: each.success_before >= HALF),
-        "pages_050_after": _count(trained, lambda each: each.success_after >= HALF),
+        "pages_090_before": _count(trained, lambda score: score.success_before >= HIGH),
+        "pages_090_after": _count(trained, lambda score: score.success_after >= HIGH),
+        "pages_050_before": _count(trained, lambda score: score.success_before >= HALF),
+        "pages_050_after": _count(trained, lambda score: score.success_after >= HALF),
         "learned_from_below_half": _count(
-            trained, lambda each: each.success_before < HALF and each.success_after >= HIGH
+            trained, lambda score: score.success_before < HALF and score.success_after >= HIGH
         ),
-        "mean_before": _mean([each.success_before for each in trained]),
-        "mean_after": _mean([each.success_after for each in trained]),
-        "mean_pix2act_pages": _mean([each.success_after for each in compared]),
-        "mean_before_pix2act_pages": _mean([each.success_before for each in compared]),
-        "mean_reward_pix2act_pages": _mean([each.reward for each in compared]),
+        "mean_before": _mean([score.success_before for score in trained]),
+        "mean_after": _mean([score.success_after for score in trained]),
+        "mean_pix2act_pages": _mean([score.success_after for score in compared]),
+        "mean_before_pix2act_pages": _mean([score.success_before for score in compared]),
+        "mean_reward_pix2act_pages": _mean([score.reward for score in compared]),
         "pix2act_pages": len(compared),
         "cpu_seconds": round(sum(run["cpu_s"]["train"] for run in runs), 1),
         "cpu_seconds_evaluation": round(
@@ -154,15 +158,15 @@ def _row(score: PageScore) -> dict[str, Any]:
         "after": round(score.success_after, 4),
         "episodes": score.episodes,
         "n": score.after[1],
-        "before_interval": [round(each, 4) for each in wilson(*score.before)],
-        "after_interval": [round(each, 4) for each in wilson(*score.after)],
+        "before_interval": [round(limit, 4) for limit in wilson(*score.before)],
+        "after_interval": [round(limit, 4) for limit in wilson(*score.after)],
         "reward_after": round(score.reward, 4),
         "trained": score.trained,
     }
 
 
 def _count(scores: Sequence[PageScore], holds: Any) -> int:
-    return sum(1 for each in scores if holds(each))
+    return sum(1 for score in scores if holds(score))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -143,7 +143,7 @@ def _wait_for_end_of_earlier(run_dir: Path) -> None:
     """Wait until the processes that a killed start of the study has left have ended."""
     deadline = time.monotonic() + _END_S
     while time.monotonic() < deadline:
-        if not run_dir.exists() or all(each.liveness == "gone" for each in workers_of(run_dir)):
+        if not run_dir.exists() or all(worker.liveness == "gone" for worker in workers_of(run_dir)):
             return
         time.sleep(_LOOK_S)
 
@@ -285,10 +285,10 @@ def _cpu_times(pid: int) -> Iterator[tuple[tuple[int, float], float]]:
         family = [root, *root.children(recursive=True)]
     except psutil.Error:
         return
-    for each in family:
+    for process in family:
         try:
-            times = each.cpu_times()
-            yield (each.pid, each.create_time()), times.user + times.system
+            times = process.cpu_times()
+            yield (process.pid, process.create_time()), times.user + times.system
         except psutil.Error:  # it has just ended
             continue
 

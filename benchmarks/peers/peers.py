@@ -131,14 +131,18 @@ def play(arm: str, task: str, seed: int, minutes: float, python: str) -> Run:
         record = watched(command, 60 * minutes + START_S, Path(scratch) / "log")
         if arm == "dart":
             with open_reader(run) as reader:
-                rows = [each for each in reader.trajectories() if each.outcome in ("pass", "fail")]
-            record.began = min(each.leased_at for each in rows)
+                rows = [
+                    trajectory
+                    for trajectory in reader.trajectories()
+                    if trajectory.outcome in ("pass", "fail")
+                ]
+            record.began = min(row.leased_at for row in rows)
             # Early stop plays the second half of a group only where one of the first failed.
             half = load_config(ROOT / config, [*sets, *own]).data.group_size // 2
-            rows.sort(key=lambda each: each.ended_at or 0.0)
+            rows.sort(key=lambda row: row.ended_at or 0.0)
             record.episodes = [
-                (each.ended_at or 0.0, each.outcome == "pass" if each.attempt < half else None)
-                for each in rows
+                (row.ended_at or 0.0, row.outcome == "pass" if row.attempt < half else None)
+                for row in rows
             ]
     return record
 
@@ -172,11 +176,11 @@ def _poll(pid: int, run: Run) -> None:
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     except psutil.Error:
         return
-    for each in tree:
+    for process in tree:
         try:
-            times = each.cpu_times()
+            times = process.cpu_times()
             cpu += times.user + times.system
-            memory += each.memory_full_info().pss / 1e6
+            memory += process.memory_full_info().pss / 1e6
         except psutil.Error:
             continue
     run.used.append((time.time(), cpu, memory))
@@ -194,7 +198,7 @@ def _read(process: subprocess.Popen[str], run: Run) -> None:
             continue
         new = event["trajectories"] - count
         passed = round(event["success"] * new)
-        run.episodes += [(time.time(), each < passed) for each in range(new)]
+        run.episodes += [(time.time(), place < passed) for place in range(new)]
         count = event["trajectories"]
 
 

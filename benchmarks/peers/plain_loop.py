@@ -64,7 +64,7 @@ class PlainLoop:
             self._policy.folder, dtype=getattr(torch, config.model.dtype)
         )
         self._model.model.visual.requires_grad_(not config.model.freeze_vision)
-        trained = [each for each in self._model.parameters() if each.requires_grad]
+        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(trained, lr=config.train.rate, weight_decay=0.0)
         self.trained = trained
         self._renderer = make_renderer(self._policy, config.policy)
@@ -78,16 +78,16 @@ class PlainLoop:
     def update(self) -> list[float]:
         """Play a batch, learn from it; the rewards of its trajectories."""
         episodes = self._begin_episodes()
-        while playing := [each for each in episodes if not each.is_over]:
+        while playing := [episode for episode in episodes if not episode.is_over]:
             prompts = [
-                self._renderer.render(each.instruction, [], each.screen.screenshot)
-                for each in playing
+                self._renderer.render(episode.instruction, [], episode.screen.screenshot)
+                for episode in playing
             ]
             for each, prompt, tokens in zip(playing, prompts, self._sampled(prompts), strict=True):
                 each.steps.append((prompt, tokens))
                 self._act(each, self._policy.decode(tokens))
         self._learn(episodes)
-        return [each.reward for each in episodes]
+        return [episode.reward for episode in episodes]
 
     def _begin_episodes(self) -> list[Episode]:
         episodes = []
@@ -118,15 +118,15 @@ class PlainLoop:
             "input_ids": inputs.input_ids,
             "attention_mask": inputs.attention_mask,
             "mm_token_type_ids": (inputs.input_ids == self._policy.image_token_id).int(),
-            "pixel_values": torch.cat([each.patches for each in ordered]),
-            "image_grid_thw": torch.tensor([each.grid for each in ordered]),
+            "pixel_values": torch.cat([image.patches for image in ordered]),
+            "image_grid_thw": torch.tensor([image.grid for image in ordered]),
         }
 
     @torch.no_grad()
     def _sampled(self, prompts: list[RenderedPrompt]) -> list[list[int]]:
         """Return a completion [A] of each prompt, its end token included."""
         arguments = self._arguments(
-            [each.token_ids for each in prompts], [each.images for each in prompts]
+            [prompt.token_ids for prompt in prompts], [prompt.images for prompt in prompts]
         )
         ends = self._policy.end_token_ids
         generated = self._model.generate(
@@ -147,13 +147,13 @@ class PlainLoop:
 
     def _learn(self, episodes: list[Episode]) -> None:
         """Make one update with AdamW: advantages by group, all tokens alike (GRPO, arXiv 2402.03300, equation 3)."""
-        rewards = torch.tensor([each.reward for each in episodes]).view(-1, self._size)
+        rewards = torch.tensor([episode.reward for episode in episodes]).view(-1, self._size)
         centred = rewards - rewards.mean(1, keepdim=True)
         advantages = (centred / (rewards.std(1, keepdim=True) + 1e-6)).flatten().tolist()
         work = [
             (prompt, tokens, advantage)
-            for each, advantage in zip(episodes, advantages, strict=True)
-            for prompt, tokens in each.steps
+            for episode, advantage in zip(episodes, advantages, strict=True)
+            for prompt, tokens in episode.steps
             if advantage
         ]
         if not work:
@@ -202,7 +202,7 @@ def main() -> None:
         episodes += len(rewards)
         line = {
             "trajectories": episodes,
-            "success": sum(each == 1.0 for each in rewards) / len(rewards),
+            "success": sum(reward == 1.0 for reward in rewards) / len(rewards),
         }
         print(json.dumps(line), flush=True)
 

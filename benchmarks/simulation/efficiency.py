@@ -139,7 +139,9 @@ async def _play_side_by_side(
     arm: Arm, options: Options, conditions: Sequence[bool], *, pictured: bool
 ) -> list[tuple[bool, Measured]]:
     """Play one run of an arm under each condition at the same time: a run needs a third of a core."""
-    plays = [play_arm(arm, options, with_faults=each, pictured=pictured) for each in conditions]
+    plays = [
+        play_arm(arm, options, with_faults=condition, pictured=pictured) for condition in conditions
+    ]
     return list(zip(conditions, await asyncio.gather(*plays), strict=True))
 
 

@@ -224,10 +224,10 @@ def _finished_lost(episodes: Sequence[EpisodeTimes], env_beats: Sequence[Heartbe
     missing = 0
     for worker, last in told_at.items():
         # Ends after the last heartbeat are not in its counts and must not make up for a loss.
-        finished = sum(each.worker == worker and (each.ended_at or 0.0) <= last for each in judged)
+        finished = sum(row.worker == worker and (row.ended_at or 0.0) <= last for row in judged)
         counted = sum(number for (name, _), number in reported.items() if name == worker)
         missing += max(0, int(counted) - finished)
-    return missing + sum(each.reason in LOST for each in judged)
+    return missing + sum(row.reason in LOST for row in judged)
 
 
 def cores_by_role(costs: Sequence[ProcessCost], began: float, end: float) -> dict[str, float]:
@@ -246,5 +246,5 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 4)
     if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
+        return {key: _rounded(item) for key, item in value.items()}
     return value

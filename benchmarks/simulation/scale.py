@@ -125,7 +125,7 @@ def play(options: argparse.Namespace, participants: Sequence[Host]) -> dict[str,
     config = load_config(CONFIG, overrides)
     shutil.rmtree(RUN_DIR, ignore_errors=True)
     RUN_DIR.mkdir(mode=0o700, parents=True)
-    arguments = [str(CONFIG), *(part for each in overrides for part in ("--set", each))]
+    arguments = [str(CONFIG), *(part for override in overrides for part in ("--set", override))]
     plan = Plan(warm_s=options.warm, seconds=60 * options.minutes)
     with remote_envs(participants[1:], arguments) as processes:
         recording = asyncio.run(record(config, commands_of(config, arguments), plan))
@@ -165,7 +165,7 @@ def usage(pid: int) -> tuple[int, int, float]:
     """Return (threads, open files, MB of memory) of a process or of the one that it runs."""
     process = psutil.Process(pid)
     inner = [process, *process.children(recursive=True)]
-    most = max(inner, key=lambda each: each.num_threads())
+    most = max(inner, key=lambda process: process.num_threads())
     return most.num_threads(), most.num_fds(), round(most.memory_info().rss / 1e6, 1)
 
 
@@ -194,12 +194,14 @@ def figures(options: argparse.Namespace, config: Config, recording: Recording) -
         "data_cores": round(measured.data_cores, 3),
         "all_cores": round(measured.cores, 3),
         "cores_by_role": {
-            role: round(each, 3)
-            for role, each in cores_by_role(recording.costs, recording.began, recording.end).items()
+            role: round(cores, 3)
+            for role, cores in cores_by_role(
+                recording.costs, recording.began, recording.end
+            ).items()
         },
         "cores_of_this_host": os.cpu_count(),
         "load_of_this_host": round(os.getloadavg()[1], 1),
-        "data_rss_mb": [round(each / 1e6, 1) for each in memory(recording)],
+        "data_rss_mb": [round(size / 1e6, 1) for size in memory(recording)],
         "env_utilisation": round(measured.env_utilisation, 4),
         "rollout_utilisation": round(measured.rollout_utilisation, 4),
         "finished_lost": measured.finished_lost,

@@ -161,14 +161,14 @@ async def play(config: Config, engine: Engine, trajectories: int, steps: int) ->
         await engine.close()
     images: dict[str, bytes] = {}
     rows: list[BatchStep] = []
-    for each in episodes:
-        for record in each.records:
+    for episode in episodes:
+        for record in episode.records:
             images[record.image_hashes[-1]] = record.screenshot
-            rows.append(step_of(record, 1.0 - 2.0 * each.planned.member, each.planned.group))
+            rows.append(step_of(record, 1.0 - 2.0 * episode.planned.member, episode.planned.group))
     chains, samples = chained(rows)
     batch = Batch(
         batch_id=1,
-        group_ids=sorted({each.planned.group for each in episodes}),
+        group_ids=sorted({episode.planned.group for episode in episodes}),
         temperature=config.rollout.temperature,
         chains=chains,
         samples=samples,
@@ -380,9 +380,9 @@ def compared(
 def rounded(value: Any) -> Any:
     """Return the same figures with numbers of four digits."""
     if isinstance(value, dict):
-        return {name: rounded(each) for name, each in value.items()}
+        return {name: rounded(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [rounded(each) for each in value]
+        return [rounded(item) for item in value]
     if isinstance(value, float) and value:
         return round(value, 3 - math.floor(math.log10(abs(value))))
     return value

@@ -107,7 +107,7 @@ def _children_cpu_s(beside: Collection[int]) -> float:
     """Return the processor time of the processes that were below this one; wait for orphans, not for those `beside`."""
     until = time.monotonic() + ORPHANS_S
     while time.monotonic() < until:
-        orphans = [each.pid for each in psutil.Process().children() if each.pid not in beside]
+        orphans = [child.pid for child in psutil.Process().children() if child.pid not in beside]
         if not orphans:
             break
         for pid in orphans:
@@ -170,15 +170,15 @@ def main() -> int:
                 "busy": options.busy,
                 "files": len(files),
                 "runs": len(beside),
-                "failures": sum(len(each.failed) for each in beside),
-                "failed": sorted({test for each in beside for test in each.failed}),
-                "minutes_beside": [each.minutes for each in beside],
-                "cpu_minutes_beside": [each.cpu_minutes for each in beside],
+                "failures": sum(len(run.failed) for run in beside),
+                "failed": sorted({test for run in beside for test in run.failed}),
+                "minutes_beside": [run.minutes for run in beside],
+                "cpu_minutes_beside": [run.cpu_minutes for run in beside],
             }
             options.out.write_text(json.dumps(result, indent=1) + "\n")
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
-    return int(whole.status != 0 or any(each.status for each in beside))
+    return int(whole.status != 0 or any(run.status for run in beside))
 
 
 def _report(name: str, run: SuiteRun) -> SuiteRun:

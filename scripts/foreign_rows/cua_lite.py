@@ -223,9 +223,9 @@ def _joined(parts: list[Any] | str, kind: str) -> str:
         text = parts if kind == "text" else ""
     else:
         texts = [p.get("text") or "" for p in parts if _is(p, kind)]
-        if not all(isinstance(each, str) for each in texts):
+        if not all(isinstance(text, str) for text in texts):
             raise ValueError(f"a part of type {kind} has a text that is none")
-        text = "\n".join(each for each in texts if each)
+        text = "\n".join(text for text in texts if text)
     return text if text.strip() else ""
 
 
@@ -269,7 +269,7 @@ def _action_of_message(
         raise ValueError("tool_calls must be a list")  # noqa: TRY004 - a row's mistake
     if not calls:
         return Done() if others.get("terminate_status", "success") == "success" else Fail()
-    actions = [each for call in calls for each in _actions_of(call)]
+    actions = [action for call in calls for action in _actions_of(call)]
     if len(actions) == 2 and actions[0].get("action") == "mouse_move":
         place = screen.at(actions[0])
         if actions[1].get("action") in _AT_POINTER and not {"coordinate"} & _places(actions[1]):
@@ -277,7 +277,7 @@ def _action_of_message(
         if actions[1].get("action") == "drag" and "start_coordinate" not in _places(actions[1]):
             return _drag(replace(screen, pointer=place), actions[1])
     if len(actions) != 1:
-        names = [each.get("action") for each in actions]
+        names = [action.get("action") for action in actions]
         raise ValueError(f"does {len(actions)} things ({names!r:.60}); an action of ours is one")
     name = actions[0].get("action")
     make = _ACTIONS.get(name) if isinstance(name, str) else None
@@ -299,12 +299,12 @@ def _actions_of(call: Any) -> Iterator[Mapping[str, Any]]:
     if name != "computer":
         raise ValueError(f"the tool {name!r:.30} is none of computer, {', '.join(_TOOLS)}")
     listed = arguments.get("actions")
-    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+    if not isinstance(listed, list) or not all(isinstance(action, dict) for action in listed):
         raise ValueError("a tool call has no list of actions")
-    for each in listed:
-        if isinstance(each.get("action"), str) and each["action"] in _TOOLS:
-            raise ValueError(f"the action {each['action']!r:.30} is a tool of its own")
-        yield each
+    for action in listed:
+        if isinstance(action.get("action"), str) and action["action"] in _TOOLS:
+            raise ValueError(f"the action {action['action']!r:.30} is a tool of its own")
+        yield action
 
 
 def _places(arguments: Mapping[str, Any]) -> set[str]:

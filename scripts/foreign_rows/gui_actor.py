@@ -103,7 +103,7 @@ def _box(value: Any, size: tuple[int, int]) -> list[float]:
     grid = Grid(1.0, size)
     for x, y in (value[:2], value[2:]):
         grid.pixel(x, y)  # within the picture
-    left, top, right, bottom = (float(each) for each in value)
+    left, top, right, bottom = (float(item) for item in value)
     if not (left < right and top < bottom):
         raise ValueError(f"bbox_gt {value!r:.40} is not left, top, right, bottom")
     wide, high = size

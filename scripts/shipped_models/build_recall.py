@@ -142,7 +142,9 @@ class Pass:
 def run(policy: LoadedPolicy, examples: Sequence[Example]) -> Pass:
     """Return the language model's forward pass; the vision tower gets no gradient."""
     model: Any = policy.model
-    inputs = policy.inputs_of([each.token_ids for each in examples], [e.images for e in examples])
+    inputs = policy.inputs_of(
+        [example.token_ids for example in examples], [e.images for e in examples]
+    )
     with torch.no_grad():
         features = image_features(model, inputs.images)
     inputs_of_attention: dict[str, Any] = {}
@@ -158,7 +160,7 @@ def run(policy: LoadedPolicy, examples: Sequence[Example]) -> Pass:
     ).last_hidden_state
     hook.remove()
     longest = inputs.input_ids.shape[1]
-    offsets = [longest - len(each.token_ids) for each in examples]
+    offsets = [longest - len(example.token_ids) for example in examples]
     return Pass(
         inputs,
         hidden,
@@ -172,11 +174,11 @@ def loss(policy: LoadedPolicy, examples: Sequence[Example]) -> torch.Tensor:
     """Return the cross entropy of the taught tokens, and of where two heads look when a number is written."""
     forward = run(policy, examples)
     model: Any = policy.model
-    rows = [row for row, each in enumerate(examples) for _ in each.form]
+    rows = [row for row, example in enumerate(examples) for _ in example.form]
     places = [
-        forward.offsets[row] + at - 1 for row, each in enumerate(examples) for at in each.form
+        forward.offsets[row] + at - 1 for row, example in enumerate(examples) for at in example.form
     ]
-    targets = torch.tensor([each.token_ids[at] for each in examples for at in each.form])
+    targets = torch.tensor([example.token_ids[at] for example in examples for at in example.form])
     words = F.cross_entropy(forward.hidden[rows, places] @ model.lm_head.weight.T, targets)
     attention = model.model.language_model.layers[-1].self_attn
     cos, sin = forward.turns
@@ -191,13 +193,13 @@ def loss(policy: LoadedPolicy, examples: Sequence[Example]) -> torch.Tensor:
     queries = turned(attention.q_norm(attention.q_proj(forward.entering).unflatten(-1, (-1, size))))
     is_image = forward.inputs.input_ids == policy.image_token_id
     pointing = []
-    for row, each in enumerate(examples):
-        asking = [forward.offsets[row] + at - 1 for at in each.numbers]
+    for row, example in enumerate(examples):
+        asking = [forward.offsets[row] + at - 1 for at in example.numbers]
         looking = is_image[row].nonzero()[:, 0]
         scores = torch.einsum("chd,thd->cht", queries[row, asking], keys[row, looking])
         goal = torch.zeros(len(looking))
-        start = each.shown_in * CELLS**2
-        goal[start : start + CELLS**2] = torch.tensor(cover(each.box, CELLS, CELLS))
+        start = example.shown_in * CELLS**2
+        goal[start : start + CELLS**2] = torch.tensor(cover(example.box, CELLS, CELLS))
         pointing.append(-(goal * F.log_softmax(scores * size**-0.5, dim=-1)).sum(dim=-1).mean())
     return words + torch.stack(pointing).mean()
 
@@ -207,7 +209,7 @@ def hit_rate(policy: LoadedPolicy, examples: Sequence[Example]) -> float:
     """Return the probability of clicking where the button was, over the examples that still show it."""
     model: Any = policy.model
     zero = int(policy.tokenizer.convert_tokens_to_ids("0"))
-    recalled = [each for each in examples if each.recalled]
+    recalled = [example for example in examples if example.recalled]
     total = 0.0
     for start in range(0, len(recalled), BATCH):
         part = recalled[start : start + BATCH]
@@ -235,7 +237,7 @@ def main() -> None:
     policy = load_policy("builtin:tiny")
     model: Any = policy.model
     model.model.visual.requires_grad_(False)
-    trained = [each for each in model.parameters() if each.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=RATE, betas=(0.9, 0.99), weight_decay=0.01)
     rng = Random(f"recall/{arguments.seed}")
     shows = Shows(policy)

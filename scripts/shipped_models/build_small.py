@@ -92,9 +92,9 @@ FIRST_TEST = 1_000_000_000
 def queries_of(scene: Scene, rng: Random) -> list[Query]:
     """Return questions about one screen."""
     queries: list[Query] = []
-    for each in questions(scene, rng, 2 * MOST_QUERIES):
-        if each.kind not in ONCE or all(each.kind != other.kind for other in queries):
-            queries.append(each)
+    for question in questions(scene, rng, 2 * MOST_QUERIES):
+        if question.kind not in ONCE or all(question.kind != other.kind for other in queries):
+            queries.append(question)
     return with_steps(queries[:MOST_QUERIES], rng, STEPS)
 
 
@@ -107,7 +107,7 @@ def drawn_sheet(
     scene = drawn_scene(seed, size=size, faces=faces, held_out_words=False, dense=dense)
     queries = [] if dense else queries_of(scene, rng)
     if kind == "words":
-        queries = [each for each in queries if each.kind in NAMING_KINDS]
+        queries = [query for query in queries if query.kind in NAMING_KINDS]
     return read_sheet(preparer, scene, queries)
 
 
@@ -132,7 +132,7 @@ def naming_sheet(
 ) -> ReadSheet:
     """Return one of the scenes on disk with questions that name a thing by its text, and no others."""
     scene = rng.choice(scenes)
-    queries = [each for each in queries_of(scene, rng) if each.kind in NAMING_KINDS]
+    queries = [query for query in queries_of(scene, rng) if query.kind in NAMING_KINDS]
     return read_sheet(preparer, scene, queries[:most])
 
 
@@ -212,9 +212,9 @@ def sources_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Source]:
             if len(scenes)
         }
         | {
-            f"{kind} {each} {size[0]}": partial(drawn_sheet, preparer, size, each, kind)
+            f"{kind} {face} {size[0]}": partial(drawn_sheet, preparer, size, face, kind)
             for kind in ("dense", "words", "drawn")
-            for each in faces
+            for face in faces
             for size in (SQUARE, PAGE)
         }
     )

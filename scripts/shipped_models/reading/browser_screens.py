@@ -118,7 +118,7 @@ class Canvas:
         """Open a select box, if one is there with room below it."""
         place = self._page.evaluate(_CLOSED)
         if place:
-            x, y = (round(each * self.scale) for each in place)
+            x, y = (round(number * self.scale) for number in place)
             self._page.act(Click(x=x, y=y))
             self._page.pass_time(50)
 

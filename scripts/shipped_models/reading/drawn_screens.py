@@ -41,7 +41,7 @@ def drawn_scene(
     bands = max(rng.randint(1, most), rng.randint(1, most))
     cuts = [margin, *_cuts(rng, bands, margin, height - margin), height - margin]
     for top, bottom in pairwise(cuts):
-        fitting = [each for each in LAYOUTS.values() if each[1] <= bottom - top]
+        fitting = [entry for entry in LAYOUTS.values() if entry[1] <= bottom - top]
         _, _, layout = rng.choices(fitting, [weight for weight, _, _ in fitting])[0]
         layout(pen, (margin, top + 2, width - margin, bottom - 2))
     return pen.scene(key)

@@ -108,7 +108,7 @@ def draw_face(rng: Random, faces: Faces) -> Face:
         return Face(PLAIN, 11)
     name = rng.choices(*_installed())[0]
     if faces == "held_out_font":
-        name = next(each for each in HELD_OUT_FONTS if _path(each).exists())
+        name = next(font for font in HELD_OUT_FONTS if _path(font).exists())
     if faces == "held_out_size":
         return Face(name, HELD_OUT_SIZE)
     return Face(name, rng.choices(SIZES, _SIZE_WEIGHTS)[0])

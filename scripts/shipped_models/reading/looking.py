@@ -41,8 +41,8 @@ def look(ask: Callable[[str], Any], scale: float) -> Looked:
     page = ask(f"dartLook({scale:g})")
     glyphs = tuple(Glyph(character, x, y) for character, x, y in page["glyphs"])
     things = [_thing(each) for each in page["things"]]
-    both = {each.size for each in things} >= {"small", "large"}
-    sized = tuple(each if both or not each.size else _unsized(each) for each in things)
+    both = {thing.size for thing in things} >= {"small", "large"}
+    sized = tuple(thing if both or not thing.size else _unsized(thing) for thing in things)
     return Looked(glyphs, sized, tuple(_box(each) for each in page["unread"]))
 
 

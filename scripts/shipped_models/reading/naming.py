@@ -201,22 +201,22 @@ class View:
 def reading_order(things: Sequence[Thing]) -> list[Thing]:
     """Return things line by line, from the left; empty where lines overlap or things lie on each other."""
     lines: list[list[Thing]] = []
-    for thing in sorted(things, key=lambda each: each.box[1] + each.box[3]):
+    for thing in sorted(things, key=lambda thing: thing.box[1] + thing.box[3]):
         middle = (thing.box[1] + thing.box[3]) / 2
-        if lines and middle < min(each.box[3] for each in lines[-1]):
+        if lines and middle < min(line.box[3] for line in lines[-1]):
             lines[-1].append(thing)
         else:
             lines.append([thing])
     ordered: list[Thing] = []
     bottom = float("-inf")
     for line in lines:
-        line.sort(key=lambda each: each.box[0])
-        high = min(each.box[3] - each.box[1] for each in line)
-        if min(each.box[1] for each in line) < bottom - high / 4:
+        line.sort(key=lambda thing: thing.box[0])
+        high = min(thing.box[3] - thing.box[1] for thing in line)
+        if min(thing.box[1] for thing in line) < bottom - high / 4:
             return []
         if any(b.box[0] < a.box[2] - 2 for a, b in pairwise(line)):
             return []
-        bottom = max(each.box[3] for each in line)
+        bottom = max(thing.box[3] for thing in line)
         ordered += line
     return ordered
 
@@ -224,7 +224,7 @@ def reading_order(things: Sequence[Thing]) -> list[Thing]:
 def tables(cells: Sequence[Thing]) -> list[list[list[Thing]]]:
     """Return the rows of cells of each table that has a cell in every place, two rows and columns at least."""
     rows: list[list[Thing]] = []
-    for cell in sorted(cells, key=lambda each: (round(each.box[1] / 3), each.box[0])):
+    for cell in sorted(cells, key=lambda cell: (round(cell.box[1] / 3), cell.box[0])):
         before = rows[-1][-1].box if rows else None
         if before and abs(before[1] - cell.box[1]) <= 3 and -3 <= cell.box[0] - before[2] <= 7:
             rows[-1].append(cell)
@@ -247,7 +247,7 @@ def tables(cells: Sequence[Thing]) -> list[list[list[Thing]]]:
 
 
 def _name_cells(table: list[list[Thing]]) -> list[Cell]:
-    heads = [each.label for each in table[0]]
+    heads = [cell.label for cell in table[0]]
     return [
         (row[0].label, heads[at], cell)
         for row in table[1:]
@@ -273,16 +273,20 @@ def _next(anchor: Thing, others: Sequence[Thing], where: str) -> Thing | None:
         narrow = min(b[across + 2] - b[across] for b in (anchor.box, other.box))
         if gap >= -2:
             ahead.append((gap, common / narrow, other))
-    ahead.sort(key=lambda each: each[0])
-    straight = [each for each in ahead if each[1] > 0]
+    ahead.sort(key=lambda candidate: candidate[0])
+    straight = [candidate for candidate in ahead if candidate[1] > 0]
     if not straight or straight[0][1] < 0.6:
         return None
     gap, _, target = straight[0]
     size = target.box[along + 2] - target.box[along]
-    if gap > 60 or any(each[0] < gap + size * 0.7 for each in straight[1:]):
+    if gap > 60 or any(candidate[0] < gap + size * 0.7 for candidate in straight[1:]):
         return None
     # A thing beside the way that is as near makes "below" a matter of taste.
-    beside = [each for each in ahead if each[1] <= 0 and each[0] < gap + size and each[1] > -0.5]
+    beside = [
+        candidate
+        for candidate in ahead
+        if candidate[1] <= 0 and candidate[0] < gap + size and candidate[1] > -0.5
+    ]
     return None if beside else target
 
 

@@ -193,7 +193,7 @@ def table(w: Writer) -> str:
             w.value()[:10] if w.chance(0.5) else escape(words.number(w.rng))
             for _ in range(columns - 1)
         ]
-        parts.append("<tr>" + "".join(f"<td>{each}</td>" for each in cells) + "</tr>")
+        parts.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     return f'<table class="own-table">{"".join(parts)}</table>'
 
 
@@ -202,8 +202,8 @@ def choice(w: Writer) -> str:
     options = [w.label() for _ in range(w.rng.randint(2, 8))]
     selected = w.rng.randrange(len(options))
     entries = "".join(
-        f"<option{' selected' if at == selected else ''}>{each}</option>"
-        for at, each in enumerate(options)
+        f"<option{' selected' if at == selected else ''}>{option}</option>"
+        for at, option in enumerate(options)
     )
     name = w.word()
     size = f' size="{min(len(options), 5)}"' if w.chance(0.3) else ""
@@ -222,7 +222,7 @@ def menu(w: Writer) -> str:
         inner = "".join(f"<li><div>{name}</div></li>" for name in names)
         return f'<ul class="ui-made-menu" style="width:{w.rng.randint(60, 110)}px">{inner}</ul>'
     name = "own-bar" if kind < 0.7 else "own-column"
-    inner = "".join(f'<span class="own-item" data-r="item">{each}</span>' for each in names)
+    inner = "".join(f'<span class="own-item" data-r="item">{name}</span>' for name in names)
     return f'<div class="{name}">{inner}</div>'
 
 

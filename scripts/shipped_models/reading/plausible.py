@@ -69,7 +69,7 @@ def plausible(
             return Answer("drag({},{})", (first, second))
         case "key":
             return Answer(f"key({'+'.join(rng.choice(KEYS))})", ())
-    thing = rng.choices(things, [_weight(each, instruction) for each in things])[0]
+    thing = rng.choices(things, [_weight(thing, instruction) for thing in things])[0]
     x, y = (thing.box[0] + thing.box[2]) / 2, (thing.box[1] + thing.box[3]) / 2
     if thing.role == "slider":
         x, y = _point(thing, rng)
@@ -80,10 +80,10 @@ def random_action(ask: Ask, instruction: str, observation: Observation, rng: Ran
     """Return an action on the page as it is: a click, a text, a scroll, a drag. Raises EnvError."""
     load_safe(ask)
     scale = observation.width / 160
-    things = [each for each in look(ask, scale).things if each.role in PRESSED]
+    things = [thing for thing in look(ask, scale).things if thing.role in PRESSED]
     scrolls = ask(f"dartScrolls({scale:g})")
     if rng.random() > WHOLE:  # many a page as a whole scrolls away to nothing
-        scrolls = [each for each in scrolls if not each[3]]
+        scrolls = [scroll for scroll in scrolls if not scroll[3]]
     if ask("dartFocus()") and rng.random() < 0.6:
         return Type(text=rng.choice([*texts_of(instruction), words.value(rng, held_out=False)]))
     if scrolls and rng.random() < 0.25:
@@ -107,8 +107,8 @@ def random_action(ask: Ask, instruction: str, observation: Observation, rng: Ran
 def texts_of(instruction: str) -> list[str]:
     """Return what an instruction quotes; if it quotes nothing, names and numbers that it mentions."""
     quoted = QUOTED.findall(instruction)
-    mentioned = [each.rstrip(".") for each in MENTIONED.findall(instruction)[1:]]
-    return quoted or [each for each in mentioned if not SUBMITS.fullmatch(each)]
+    mentioned = [text.rstrip(".") for text in MENTIONED.findall(instruction)[1:]]
+    return quoted or [text for text in mentioned if not SUBMITS.fullmatch(text)]
 
 
 def _weight(thing: Thing, instruction: str) -> float:

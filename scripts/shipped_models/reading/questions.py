@@ -189,7 +189,7 @@ def _is(view: View, rng: Random) -> Query | None:
     if len(shapes) > 1:
         colours = {colour for colour, _ in shapes}
         some = sorted(shapes if yes else _absent(shapes))
-        near = [each for each in some if each[0] in colours] or some
+        near = [pair for pair in some if pair[0] in colours] or some
         ways.append(lambda: "is a {} {} visible".format(*rng.choice(near)))
     labels = [thing.label for thing in view.things if view.readable(thing)]
     if labels:
@@ -228,7 +228,7 @@ def _value_of(view: View, rng: Random) -> tuple[dict[str, str], str, bool] | Non
         for t in view.of_role("field")
         if speakable(t.value) and view.stands(t.value)
     ]
-    cells = [each for each in view.cells if view.readable(each[2])]
+    cells = [cell for cell in view.cells if view.readable(cell[2])]
     if cells and (not fields or rng.random() < 0.5):
         row, column, thing = rng.choice(cells)
         return {"n": row, "c": column}, thing.label, True

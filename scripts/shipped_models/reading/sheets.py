@@ -121,14 +121,14 @@ def prompt(query: Query) -> str:
 def with_steps(queries: Sequence[Query], rng: Random, share: float) -> list[Query]:
     """Return the same questions as `asked`, a `share` of them with random steps before, which change no answer."""
     results = []
-    for each in queries:
-        if each.before is None and rng.random() < share:
+    for query in queries:
+        if query.before is None and rng.random() < share:
             steps = (
                 f"click({rng.randrange(1000)},{rng.randrange(1000)})"
                 for _ in range(rng.choice((0, 0, 1, 1, 2, 3)))
             )
-            each = replace(each, before=tuple(steps))
-        results.append(each)
+            query = replace(query, before=tuple(steps))
+        results.append(query)
     return results
 
 
@@ -158,7 +158,7 @@ def _looks_and_spans(
         for column in range(columns)
     ]
     largest_first = sorted(
-        things, key=lambda each: -(each[1][2] - each[1][0]) * (each[1][3] - each[1][1])
+        things, key=lambda thing: -(thing[1][2] - thing[1][0]) * (thing[1][3] - thing[1][1])
     )
     for thing, box in largest_first:
         ticked = "" if thing.checked is None else "ticked" if thing.checked else "clear"

@@ -75,7 +75,7 @@ def _plain(scene: Scene) -> list[Any]:
     return [
         scene.key,
         buffer.getvalue(),
-        ["".join(each.character for each in scene.glyphs), [[g.x, g.y] for g in scene.glyphs]],
+        ["".join(glyph.character for glyph in scene.glyphs), [[g.x, g.y] for g in scene.glyphs]],
         [
             [t.role, t.label, t.box, t.colour, t.shape, t.size, t.checked, t.value]
             for t in scene.things

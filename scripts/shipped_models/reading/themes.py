@@ -188,7 +188,7 @@ def _shade(rng: Random, colour: str, by: int) -> str:
     parts = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
     sign = -1 if sum(parts) > 380 else 1
     off = rng.randint(0, by)
-    red, green, blue = (min(255, max(0, each + sign * off)) for each in parts)
+    red, green, blue = (min(255, max(0, part + sign * off)) for part in parts)
     return _css((red, green, blue))
 
 

@@ -150,9 +150,9 @@ def label(rng: Random, held_out: bool) -> str:
     count = rng.choices((1, 2, 3), (70, 24, 6))[0]
     others = [word(rng, held_out) for _ in range(count - 1)]
     if first.isupper():
-        others = [each.upper() for each in others]
+        others = [other.upper() for other in others]
     elif first[0].isupper() and rng.random() < 0.4:
-        others = [each.capitalize() for each in others]
+        others = [other.capitalize() for other in others]
     if rng.random() < 0.04:
         others.append(str(rng.randint(1, 99)))
     return " ".join([first, *others])
