@@ -1,4 +1,4 @@
-"""When the episodes and steps of a run were played, for timelines and counts of benchmarks.
+"""Reads when the episodes and steps of a run were played, for timelines and counts of benchmarks.
 
 episode_times   each trajectory
 step_times      each step

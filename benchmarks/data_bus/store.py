@@ -1,4 +1,4 @@
-"""How fast trajectories become durable, how little disk they take, how fast a run is resumed.
+"""How fast do trajectories become durable, how little disk do they take, and how fast is a run resumed?
 
     python benchmarks/data_bus/store.py [--rounds 3] [--trajectories 96] [--out benchmarks/results/store.json]
 

@@ -1,4 +1,4 @@
-"""Request and reply over the bus: latency, MB/s and CPU, beside raw pyzmq and Ray actor calls.
+"""What do request and reply over the bus cost beside raw pyzmq and Ray actor calls: latency, MB/s, CPU?
 
     python benchmarks/data_bus/transport.py [--rounds 3] [--seconds 1] [--out benchmarks/results/transport.json]
     python benchmarks/data_bus/transport.py --ray-python /tmp/rayvenv/bin/python    the Ray arm has its own Python:
@@ -14,8 +14,8 @@ screenshot of 448x336 and one of 1920x1080, with 1 and with 64 requests in fligh
     ray           an asyncio actor's method called with the same fields as a dict
 
 Arms run one after the other in each round, each in fresh processes; medians over the rounds. CPU
-is that of the serving process, all threads, per request. A ratio is ours to theirs: of latencies
-lower is better, of MB/s higher. Building and validating our messages is counted. The heartbeats of
+is of all threads of the serving process, per request. A ratio is our figure divided by theirs: of
+latencies lower is better, of MB/s higher. The limit is `zmq_blocking`. Building and validating our messages is counted. The heartbeats of
 20 processes through the forwarder are measured apart. The last line is one JSON object.
 """
 

@@ -1,9 +1,9 @@
-"""What the guards of a run cost: their share of the trainer's time in a live run, and the faults they find.
+"""What share of the trainer's time do the guards of a live run take, and which injected faults do they find?
 
     python benchmarks/exactness/guards.py [--config configs/quickstart.toml] [--updates 110] [--set KEY=VALUE ...]
 
-Three guards are always on: engine against trainer (parity), grey screens (sight), and the account of what was played
-and not trained on. Those in the trainer are timed there, in a run of `dart up` whose learner is this file's:
+Three guards are always on: the log-probability check (parity), grey screens (sight), and the account of what was played
+and not trained on. The guards in the trainer are timed there, in a run of `dart up` whose learner is this file's:
 
     update_s         of all updates, guards included
     parity_s         of comparing tokens, keeping the last weights, and scoring some of the older version's steps again

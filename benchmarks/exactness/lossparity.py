@@ -1,9 +1,9 @@
-"""Compares our loss and its gradient with those of TRL and with formulas written from other sources.
+"""Are our loss and its gradient those of TRL, and of formulas written from other sources?
 
     python benchmarks/exactness/lossparity.py [--cases 500] [--variants kl_k3 ...] [--seed 0]
         [--out benchmarks/results/lossparity.json]
 
-For each variant random batches in float64: completions of 1 to 12 tokens, log-probabilities that cross
+For each variant, random batches are drawn in float64: completions of 1 to 12 tokens, log-probabilities that cross
 every bound, another clip, cap and range in each. `policy_loss` (dart_cli/algo) and the same objective
 
 - of TRL: `GRPOTrainer._compute_loss` of the installed release, which is given our log-probabilities as

@@ -1,4 +1,4 @@
-"""The losses of other libraries and papers, written once more: plain Python, float64, no dart_cli.
+"""The losses of other libraries and papers, written again in plain Python and float64, without dart_cli.
 
     Case        completions with their log-probabilities, and the numbers of an objective
     Dual        a number with its derivatives by every token's log-probability

@@ -1,4 +1,4 @@
-"""Memory of one update of a trainer rank, counted by torch without data, against doctor's formulas.
+"""How far are the doctor's formulas for a trainer rank's memory from what torch counts in one update?
 
     python benchmarks/exactness/memory.py                              # UI-TARS' widths at 2 and 3 layers
     python benchmarks/exactness/memory.py --small                      # widths of a few seconds, as the tests have
@@ -8,7 +8,8 @@ A language model with transformers' own classes is made under FakeTensorMode, wh
 and no numbers, is sharded by the trainer's own function over ranks that are not there, and FSDPMemTracker counts what one rank's
 update holds at its peak: two packs whose gradients add up, after an update that made AdamW's moments.
 The vision tower does not run: screens' features are an input, as they are in an update with a frozen
-tower. The last line is JSON: `worst` is the largest relative error of a formula.
+tower. The last line is JSON: `worst` is the largest relative error of a formula;
+the limit is 0.
 """
 
 from __future__ import annotations

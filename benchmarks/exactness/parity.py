@@ -1,11 +1,11 @@
-"""Checks that engines and trainer agree, for every class of model, before and after live updates.
+"""Do engines and trainer agree, for every class of model, before and after live updates?
 
     python benchmarks/exactness/parity.py [--updates 20] [--engines transformers vllm] [--models qwen3_vl]
         [--set vllm.KEY=VALUE] [--out benchmarks/results/parity.json]
 
 For each class a small random folder (scripts/small_models.py) in float32. An engine plays
 multi-turn trajectories whose prompts show none, one and several screens, at each temperature; the
-trainer's forward pass scores the same tokens; then the trainer takes a real step on them, publishes,
+trainer's forward pass scores the same tokens; then the trainer makes a real update on them, publishes,
 and the engine takes the weights while another trial is being played, and so on. Compared are
 tokens that one version alone sampled, with the weights of that version. `moved` is how far the
 policy has gone by the end: what a mismatch would look like. vLLM takes part where it is installed.

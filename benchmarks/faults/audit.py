@@ -1,4 +1,4 @@
-"""What a run whose processes were killed again and again has lost, from its database and train log.
+"""Counts what a run whose processes were killed has lost, from its database and the trainer's log.
 
     FinishedTrajectories   trajectories that were seen finished while the run went on
     Lineage                the batches in the weights, over all processes of the trainer, from its log
@@ -7,7 +7,7 @@
 A trajectory is lost if it was finished in the database (so acknowledged) and no longer is: in play
 again, missing, without one of its steps, or dropped for a reason that only a loss has. A batch is
 trained twice if the weights hold it twice, relative to the checkpoint that the trainer resumed from. A
-replay (train.reuse) is a batch of its own, so that holds for each use; and each use of a batch must be the
+replay (train.reuse) is a separate batch, so that holds for each use; and each use of a batch must be the
 next of its uses, never in consecutive updates.
 """
 

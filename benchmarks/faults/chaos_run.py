@@ -6,7 +6,7 @@
     run_chaos            starts the run, kills for a given time (or never), ends it
     report               audits its database (benchmarks/faults/audit.py) and reports what the kills cost
 
-A process is back when data has received a heartbeat of its successor, past its start; `dart status`,
+A process is back when the data service has received a heartbeat of its successor, past its start; `dart status`,
 which has no heartbeat, when it has written a line.
 
 `effective_time_ratio` is the share of time that was not lost. It is a lower bound of the time that the

@@ -1,15 +1,15 @@
-"""Random and mutated messages against every socket, and truncated files of a run.
+"""Does any random or mutated message, or truncated file of a run, break a process or change the run?
 
     python benchmarks/faults/fuzz.py --messages 1000000 --configs 20000 --run RUN --files 2000 [--seed 0]
 
-messages   at data's request address, both ends of its telemetry, and a rollout worker's address: frames
+messages   at the data service's request address, both ends of its telemetry, and a rollout worker's address: frames
            of noise, valid messages with bytes flipped, cut, doubled or moved (results that are valid are
            left out), wrong and repeated ids. None is lost on the way, and each with an id is answered.
            Then the run must be unchanged and must answer.
 requests   a tenth as many: well-formed requests and heartbeats with random values, which may change the
            run but must never break a handler or the process
 files      each file of a run is cut at a random place; its readers must work or report why not
-configs    mutated configurations: valid, or one line with a cure
+configs    mutated configurations: valid, or one line with a fix
 
 The last line is JSON; `crashed`, `unanswered` and `changed` must be 0 and the lists empty, else the exit
 code is 1. A hang ends in a DeadlineError. Tests run the same with small numbers.

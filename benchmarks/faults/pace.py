@@ -1,4 +1,4 @@
-"""How fast a run with kills learned, compared with a run without.
+"""Compares how fast a run with kills learned with a run without them.
 
     LearningCurve    success over batches, and when each batch was in the weights
     learning_curve   reads it from a run's database

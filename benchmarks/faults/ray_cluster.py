@@ -1,9 +1,9 @@
-"""The quickstart on a Ray cluster of three nodes, beside the same run of one host; and with a node killed.
+"""Does the quickstart learn on a Ray cluster of three nodes as on one host, also with a node killed?
 
     python benchmarks/faults/ray_cluster.py                                # all three arms, seed 0
     python benchmarks/faults/ray_cluster.py --arms ray --seeds 1 --updates 60 --out benchmarks/results/ray.json
 
-Arms: `one-host` is `dart up CONFIG`; `ray` is the same with `--ray`, data and train on the first node, the
+Arms: `one-host` is `dart up CONFIG`; `ray` is the same with `--ray`, the data service and the trainer on the first node, the
 rollout worker and the environments on the two others; `ray-killed` kills the node of the environments when half
 of the updates are done: all its processes at once, as a host that is lost. Success is over held-out episodes,
 before (in the first arm, the weights are the same) and after; of the killed run, an audit of what had

@@ -1,6 +1,6 @@
 """Keeps the commands of a run alive while a benchmark kills them.
 
-    ChaosSupervisor   each command started again the moment it ends, in a session of its own
+    ChaosSupervisor   starts each command again the moment it ends, in a separate session
     role_of           the role of a process, from its worker name
 
 Signals go to process groups, which psutil does not have: they reach re-parented children, too.

@@ -1,4 +1,4 @@
-"""Broadcast weights to four workers under load while processes of every side are killed and stopped.
+"""Do four workers under load always serve published weights while every side is killed and stopped?
 
     python benchmarks/faults/weights_soak.py [--updates 200] [--every 0.8] [--workers 4] [--kill-every 8]
                                       [--channel gloo] [--out benchmarks/results/weights_soak.json]
@@ -6,7 +6,7 @@
 `dart data`, `dart rollout` workers with the transformers engine, and a trainer that publishes another random
 step of a small model's weights each `--every` seconds over the run's own channel. Clients ask the workers
 without pause, through the router that environments use. Meanwhile the sides take turns: SIGKILL of the
-trainer, a worker and data (each is started again), SIGSTOP of a worker and of the trainer for longer than
+trainer, a worker and the data service (each is started again), SIGSTOP of a worker and of the trainer for longer than
 a broadcast's deadline, then SIGCONT.
 
 The last line is JSON. Must be 0: `aborted` (requests that a client got no whole completion to),

@@ -1,9 +1,9 @@
-"""What one CUDA machine says of this code: scripts/gpu-check runs it. No network, no installation.
+"""Does this code work on one CUDA machine, and how fast? scripts/gpu-check runs it, without network or installation.
 
     scripts/gpu-check [--minutes 9] [--only NAME ...] [--out FILE]
     scripts/gpu-check --device cpu --tiny     # the same code on a small model: a check of the checks
 
-Each check (kernels.py, training.py, serving.py, ranks.py, loop.py) is a process of its own: one that fails, hangs
+Each check (kernels.py, training.py, serving.py, ranks.py, loop.py) is a separate process: one that fails, hangs
 or runs out of memory is recorded and the next one starts with an empty GPU. A check that this machine's
 packages cannot run is `missed`, with the reason; torch alone must be there.
 
@@ -138,7 +138,7 @@ class Run:
     began: float
     limit_s: float
     outcomes: list[Outcome] = field(default_factory=list)
-    current: BaseProcess | None = None  # leads a group of its own
+    current: BaseProcess | None = None  # leads a separate process group
 
     def left(self) -> float:
         """Return the seconds that checks may still take."""

@@ -1,10 +1,10 @@
-"""The tables of docs/hardware.md, from doctor's formulas and from results; and how a configuration splits its GPUs.
+"""Writes the tables of docs/hardware.md, from the doctor's formulas and from results; prints how GPUs are split.
 
     python benchmarks/gpu/hardware_tables.py                        writes them into the page, between its marks
     python benchmarks/gpu/hardware_tables.py CONFIG [--steps 30]    seconds of an update and its rollouts, who waits
 
-tables    memory and seconds by doctor's formulas
-covered   each part of a run: how the smoke test played it, which checks of a GPU there are and what they said
+tables    memory and seconds by the doctor's formulas
+covered   each part of a run: how the smoke test played it, which GPU checks cover it, and their results
 split     what is printed of a configuration
 """
 

@@ -88,7 +88,7 @@ def peak_memory(device: str) -> Iterator[dict[str, float]]:
 
 
 def relative(values: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the norm of the difference over that of `expected`."""
+    """Return the norm of the difference divided by the norm of `expected`."""
     values, expected = values.detach(), expected.detach()
     difference = torch.linalg.vector_norm(values.double() - expected.double())
     return float(difference / torch.linalg.vector_norm(expected.double()))

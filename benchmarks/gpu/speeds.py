@@ -1,7 +1,7 @@
 """What a GPU can do, and the seconds of an update and of its rollouts: stated assumptions, pure formulas.
 
 GpuSpeed, gpu_speed  memory, arithmetic and bandwidth of a kind of GPU, by its name
-Seconds, seconds_of  of a plan of doctor's: an update, its rollouts, and which side waits
+Seconds, seconds_of  of a plan of the doctor's: an update, its rollouts, and which side waits
 screens_a_day        bytes of the screenshots that are stored then
 Work                 the floating-point operations and tokens of one update
 work_of              of a model's shape and an episode's tokens
@@ -208,7 +208,7 @@ def seconds_of(config: Config, plan: Plan, gpu: GpuSpeed) -> Seconds:
     shape, setup, form = plan.shape, plan.setup, plan.form
     assert plan.engine is not None
     episodes = config.data.group_size * config.data.groups_per_batch
-    # A frozen weight needs no gradient of its own: one pass less.
+    # A frozen weight needs no gradient: one pass less.
     passes = 2.0 if setup.adapters else 3.0
     work = work_of(
         shape,

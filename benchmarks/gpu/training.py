@@ -7,7 +7,7 @@
     lora          an update of adapters on all layers
 
 One GPU of 80 GB does not hold masters, gradients and moments of a 7B. So `update` runs at two depths, the
-larger by doctor's memory plan, and extrapolates the difference that a layer makes to all of them. The
+larger by the doctor's memory plan, and extrapolates the difference that a layer makes to all of them. The
 arms that are compared (`update`, `one_by_one`, `plain_loop`) run at the lesser depth.
 """
 
@@ -68,7 +68,7 @@ def model(settings: Settings) -> Figures:
 
 
 def planned(settings: Settings, layers: int, tokens: int, predicted: int, adapters: int = 0) -> Any:
-    """Doctor's memory of a rank, of these tokens in a pack."""
+    """Return the doctor's plan of a rank's memory, with these tokens in a pack."""
     from dart_cli.config.architecture import shape_of
     from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory
 
@@ -403,7 +403,7 @@ def lora(settings: Settings) -> Figures:
     nodes = nodes_of(part)
     figures = _updated(settings, layers, batch, lora=LoraConfig(rank=4 if settings.tiny else 32))
     figures["tokens_s"] = round(sum(own for own, _ in nodes) / figures["seconds"], 1)
-    # The base's weights have no gradient of their own: forward, forward again, and back.
+    # The base's weights have no gradient: forward, forward again, and back.
     work = operations(settings, layers, batch, nodes, passes=3.0)
     figures["tflops_s"] = round(work / figures["seconds"] / 1e12, 3)
     return figures

@@ -1,4 +1,4 @@
-"""How many trajectories each way to train needs: plain GRPO, each part alone, each left out of ours.
+"""How many trajectories does each way to train need: plain GRPO, each part alone, each left out of ours?
 
     python benchmarks/learning/curation.py                        # plain GRPO and ours, 3 seeds
     python benchmarks/learning/curation.py --arms main,alone      # groups of arms, or arms by name
@@ -11,7 +11,7 @@ Each run is `dart up configs/curation.toml` with an arm's settings (benchmarks/l
 on tasks of which two fifths begin at about 0 % success. Its weights are then evaluated on held-out
 episodes. An arm plays as many trajectories as its budget says, and its learning rate falls with
 them. Baseline and ours run the same code, and their rates and schedules are chosen from one grid, on
-seeds 0 and 1 (`--tune`). The limit of a success rate is 1, that of the ratio is the share of
+seeds 0 and 1 (`--tune`). The limit of a success rate is 1, the limit of the ratio is the share of
 trajectories that plain GRPO spends on groups with a gradient.
 
 Results are kept in WORK, a JSON file for each run, and are not measured again: start the benchmark
@@ -66,7 +66,9 @@ def main() -> None:
     )
     parser.add_argument("--tune", action="store_true", help="each at every rate and schedule")
     parser.add_argument("--quick", action="store_true", help="two arms, one seed, short")
-    parser.add_argument("--budget", type=int, default=0, help="of every arm, instead of its own")
+    parser.add_argument(
+        "--budget", type=int, default=0, help="of every arm, in place of the arm's budget"
+    )
     parser.add_argument("--at-once", type=int, default=1, help="runs at once")
     parser.add_argument("--levels", type=float, nargs="+", default=list(LEVELS))
     parser.add_argument("--work", type=Path, default=Path("runs/bench-curation"))

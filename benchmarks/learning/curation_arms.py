@@ -1,12 +1,12 @@
-"""The arms of the curation study: what each of its runs trains with.
+"""The arms of the curation study: the settings with which each of its runs trains.
 
-    Arm         a base, the parts added to it, and, where they are not its own, rate, schedule, budget
-    BASES       what a name begins with: plain GRPO, single stream
+    Arm         a base, the parts added to it, and rate, schedule and budget where they differ from the base's
+    BASES       what a name begins with: plain GRPO, group size 1
     PARTS       what may be added
-    NAMED       the arms of the first study of curation, under their short names
+    ARMS        the arms of the first study of curation, under their short names
     pick_arms   a comma-separated list, or a group of arms -> arms
 
-An arm's name says all of it: `single+replay`, `grpo+frontier@6016`, `grpo~2.5e-4~linear`. `+` adds a
+An arm's name contains all settings: `single+replay`, `grpo+frontier@6016`, `grpo~2.5e-4~linear`. `+` adds a
 part, `~` sets the learning rate or the schedule, `@` the trajectories that are played. What a name
 leaves out is as the base was tuned (TUNED): all arms on the same grid of RATES and SCHEDULES.
 """

@@ -1,4 +1,4 @@
-"""The study of what each way to train makes of the trajectories it plays: one run, then all of them.
+"""Plays and compares the runs of the curation study.
 
     collect_pool   the oracle's trajectories, for the arms with a pool
     play_run       one run: `dart up`, its costs from the ledger, its weights on held-out episodes
@@ -42,7 +42,7 @@ DEADLINE_S = 1800.0
 """Longest training of one run."""
 
 LEVELS = (0.6, 0.7, 0.8, 0.85)
-"""Held-out success at which arms are compared, beside that of the baseline at its end."""
+"""Held-out success at which arms are compared, beside the baseline's success at its end."""
 
 LEARNED = 0.8
 """Success of a task that is learned, if it began below."""
@@ -394,7 +394,7 @@ def _share_trained(groups: Mapping[str, int]) -> float:
 def _ratio(
     arms: Mapping[str, Any], arm: str, baseline: str, table: str, key: object
 ) -> float | None:
-    """Return the cost of an arm over that of the baseline."""
+    """Return the cost of an arm divided by the cost of the baseline."""
     ours, theirs = (arms.get(each, {}).get(table, {}).get(key) for each in (arm, baseline))
     return round(ours / theirs, 4) if ours and theirs else None
 

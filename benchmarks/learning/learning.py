@@ -1,4 +1,4 @@
-"""Does the quickstart learn, and is it the learning that does it? Seeds, shells, and two controls.
+"""Does the quickstart learn, and is learning the cause? It is run with several seeds and two controls.
 
     python benchmarks/learning/learning.py                     # 3 seeds and the other arms, one after another
     python benchmarks/learning/learning.py --seeds 0 --arms rl --out runs/one-seed

@@ -1,4 +1,4 @@
-"""BrowserGym's own verdicts on what a policy does in MiniWoB++, beside ours: part of miniwob_learning.py.
+"""Do BrowserGym's verdicts on what a policy does in MiniWoB++ agree with ours? A part of miniwob_learning.py.
 
     compare_verdicts   the policy plays in our suite, its actions are repeated in BrowserGym, both judge
 

@@ -1,4 +1,4 @@
-"""Which pages of MiniWoB++ a small model learns from pass or fail alone: before, after, and at rate 0.
+"""Which pages of MiniWoB++ does a small model learn from pass or fail alone?
 
     python benchmarks/learning/miniwob_learning.py                                  # all pages, seed 0, 4 hours
     python benchmarks/learning/miniwob_learning.py --pages twelve                   # 12 pages, 3 seeds, and at rate 0
@@ -6,10 +6,10 @@
     python benchmarks/learning/miniwob_learning.py --browsergym                     # BrowserGym's verdicts
     python benchmarks/learning/miniwob_learning.py --pages click-tab focus-text --hours 0.05 --episodes 10
 
-Each run: the base on held-out seeds, `dart up CONFIG` for `--hours`, the end on the same seeds; sampled, as in
-training.
+Each run evaluates the base on held-out seeds, plays `dart up CONFIG` for `--hours`, and evaluates the end on
+the same seeds; actions are sampled, as in training.
 
-    rl      that
+    rl      such a run
     flat    the same with train.lr = 0, for a tenth of the hours: what noise of evaluation and sampling give
 
 Start it again after a stop, or a kill: it goes on where it was. Figures of all parts are gathered in one file
@@ -172,7 +172,7 @@ def _keep(
 
 
 def _pictures(suffix: str) -> dict[str, str]:
-    """Return the pictures of the docs' page: those of all pages, else those that were just drawn."""
+    """Return the pictures of the docs' page: of all pages, else the ones that were just drawn."""
     pictures = {}
     for name in ("pages", "curve", "films"):
         paths = (f"images/miniwob-{name}.png", f"images/miniwob-{name}{suffix}.png")

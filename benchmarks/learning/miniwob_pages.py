@@ -1,4 +1,4 @@
-"""The pages of the study of MiniWoB++, and what is said of them: choices, counts, means.
+"""The pages of the study of MiniWoB++: which are chosen, and their counts and means.
 
     TWELVE         pages of several kinds, chosen before any result was seen
     pix2act_pages  the pages of Pix2Act's evaluation that the suite has
@@ -62,7 +62,7 @@ def published() -> dict[str, Any]:
 
 
 def pix2act_pages() -> list[str]:
-    """Return the pages of Pix2Act's evaluation, but for those that the package has no more."""
+    """Return the pages of Pix2Act's evaluation, except pages that the package no longer has."""
     return [page for page in published()["pix2act"]["pages"] if task_of(page) in TASKS]
 
 
@@ -116,7 +116,7 @@ def summary_of(runs: Sequence[Result]) -> dict[str, Any]:
     """Return the figures of one arm's runs; counts and means are over the pages that it trained on.
 
     `mean_pix2act_pages` and `mean_reward_pix2act_pages` are over the pages of Pix2Act's table that were
-    evaluated, those that are not trained on included; the second counts partial rewards as papers do.
+    evaluated, also pages that are not trained on; the second counts partial rewards as papers do.
     """
     scores = scores_of(runs)
     trained = [score for score in scores if score.trained]

@@ -1,4 +1,4 @@
-"""What the study of MiniWoB++ shows: pictures, and the block of figures of a page of the docs.
+"""Draws the pictures of the study of MiniWoB++, and writes its block of figures into a page of the docs.
 
 draw_pages    success of each page before and after, a PNG
 draw_curve    success while training, a PNG
@@ -118,7 +118,7 @@ def draw_curve(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> N
 
 
 def draw_films(path: Path, run: Mapping[str, Any], pages: Sequence[str], most: int = 6) -> bool:
-    """Return an instance of each page that failed before and passed after, of those that were filmed; False for none."""
+    """Return an instance of each page that failed before and passed after, if it was filmed; False for none."""
     folders = [(Path(run["before_dir"]), BEFORE), (Path(run["run_dir"]), AFTER)]
     films = [_by_instance(read_films(folder, name)) for folder, name in folders]
     strips: list[Image.Image] = []

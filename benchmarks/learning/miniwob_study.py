@@ -1,8 +1,8 @@
-"""One run of the study of MiniWoB++: evaluated, trained, evaluated; each part goes on where it was.
+"""Plays one run of the study of MiniWoB++: evaluates, trains, evaluates; each part resumes where it was.
 
     Study      what all runs have in common
-    play_run   one run of an arm and a seed, from whatever an earlier start has left
-    metered    a child process whose CPU seconds, with those of all that it starts, are kept
+    play_run   plays one run of an arm and a seed, and resumes what an earlier start left
+    metered    runs a child process and stores its CPU seconds, children included
     curve_of   success while training, from the ledger
 
 Files, in the study's folder:

@@ -1,4 +1,4 @@
-"""How long the quickstart takes, and what it has learned when it ends by itself.
+"""How long does the quickstart take, and what has it learned when it ends by itself?
 
     python benchmarks/learning/quickstart.py [--seeds 0 1 2 3 4] [--arms stop whole]
         [--out benchmarks/results/quickstart.json]
@@ -6,7 +6,7 @@
     stop     `dart up configs/quickstart.toml`: the run ends at train.stop_at
     whole    the same file without it: all of train.updates
 
-The claim: held-out success of at least 0.95 for each seed. A run that is done is kept in --work and not
+The claim is a held-out success of at least 0.95 for each seed; the limit is 1. A run that is done is kept in --work and not
 played again; one that was stopped goes on where it was. Minutes mean little where other work shares the cores, so each
 run has the machine's load before and after. The last line is JSON; about 6 minutes a run on two idle cores.
 """
@@ -103,7 +103,7 @@ def printable(line: Result) -> Result:
 
 
 def summarized(arm: str, results: dict[Cell, Result]) -> dict[str, Any]:
-    """Return all seeds of one arm, a list for each figure, and the means of those that are compared."""
+    """Return all seeds of one arm, a list for each figure, and the means of the figures that are compared."""
     own = {cell.seed: result for cell, result in results.items() if cell.arm == arm}
     names: Sequence[str] = list(next(iter(own.values())))
     lists = {name: [result[name] for result in own.values()] for name in names}

@@ -1,4 +1,4 @@
-"""Studies of many runs, an arm times a seed each: results are kept and not measured again.
+"""Studies of many runs, one for each arm and seed: results are stored and not measured again.
 
     Cell           one run of a study
     ResultCache    their results on disk, one JSON file each
@@ -110,7 +110,7 @@ def play_missing(
     at_once: int = 1,
     tell: Callable[[str], None],
 ) -> dict[Cell, Result]:
-    """Return the results of all wanted cells, in their order; plays those that are not on disk.
+    """Return the results of `cells_to_play`, in their order; play the cells that are not on disk.
 
     `at_once` cells are played together, in threads. An error that `play` raises ends the study once
     the others in play have ended; finished results are kept.

@@ -1,4 +1,4 @@
-"""dart beside what a user would take instead, on the same task, model folder and cores.
+"""How fast does dart play and learn beside the alternatives, on the same task, model folder and cores?
 
     scripts/setup-peers
     python benchmarks/peers/peers.py [--tasks steps screen] [--seeds 0 1 2] [--minutes 5]
@@ -17,7 +17,7 @@ One run at a time, each on all cores. Of each arm, over seeds:
     cpu_s_to, trajectories_to   from the beginning of play until the newest 256 have a success of 0.6, 0.8, 0.9; null if never
     peak_mb          memory of all its processes together
 
-and of each peer `..._ratio`: dart's figure by the peer's. CPU seconds and memory are read four times a second from the
+and of each peer `..._ratio`: dart's figure divided by the peer's. CPU seconds and memory are read four times a second from the
 processes that live. A run's figures are kept in --work and it is not played again. The last line is JSON.
 """
 

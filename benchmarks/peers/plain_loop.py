@@ -1,10 +1,10 @@
-"""GRPO as one writes it in an afternoon: play all, then learn, in one process. What dart is measured beside (peers.py).
+"""A plain GRPO loop in one process, which plays all episodes and then learns: a baseline of peers.py.
 
     python benchmarks/peers/plain_loop.py CONFIG [--seed 0] [--minutes 5] [--threads 2] [--set KEY=VALUE]
 
 It does the same task: dart's environments, prompts, action language and model folder. All else is transformers and
 torch alone: `generate` over all episodes that play, one padded forward pass over their steps, AdamW. The rate is the
-configuration's. Each update prints a line of JSON: trajectories so far, and the success of its own.
+configuration's. Each update prints a line of JSON: trajectories so far, and the success of this batch.
 """
 
 from __future__ import annotations

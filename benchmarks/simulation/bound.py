@@ -1,4 +1,4 @@
-"""The physical bound on throughput: the smallest of the limits of environments, rollout and trainer.
+"""Computes the physical bound on throughput: the smallest of the limits of environments, rollout and trainer.
 
     environments   every slot plays without a pause, and each completion takes as long as on an
                    idle replica: slots / (reset / steps + step + completion)

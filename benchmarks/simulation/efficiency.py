@@ -1,4 +1,4 @@
-"""The same run scheduled and synchronised in different ways, compared: utilisation, actions/min, lost work.
+"""Which schedule uses environments and GPUs best? The same run is scheduled and synchronised in different ways.
 
     python benchmarks/simulation/efficiency.py [--seconds 60] [--repeats 3] [--faults both] [--arms NAMES]
 

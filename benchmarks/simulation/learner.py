@@ -22,7 +22,7 @@ _NAME = "timed.updates"
 
 
 class TimedModel:
-    """One tensor: it counts the updates, so that each version has weights of its own."""
+    """One tensor: it counts the updates, so that each version has other weights."""
 
     def __init__(self) -> None:
         self._updates = torch.zeros(1, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Evaluates a recording and its run's database: throughput, utilisation, losses.
+"""Computes throughput, utilisation and losses from a recording and its run's database.
 
     measure   Recording and database -> Measured
     Measured  one run's figures

@@ -1,4 +1,4 @@
-"""Checks that `dart data` and the bus keep up with very many environment slots.
+"""Do the data service and the bus keep up with very many environment slots?
 
     python benchmarks/simulation/scale.py [--minutes 10] [--slots 256] [--workers 8] [--hosts 0] [--out FILE]
 

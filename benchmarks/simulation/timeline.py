@@ -1,4 +1,4 @@
-"""Who was busy when: one picture of a run's window, slots, rollout workers and trainer over time.
+"""Draws when slots, rollout workers and trainer were busy in a run's window.
 
     phases_of_slots   the database's steps and episodes -> phase of every slot at every moment
     draw              that, the workers' load and the trainer's work, one above the other

@@ -1,4 +1,4 @@
-"""Packs of chains against a sample at a time: operations, CPU seconds, tokens, and equal gradients.
+"""How much work do packs of chains save against one sample at a time, with equal gradients?
 
     python benchmarks/speed/packing.py [--trajectories 1] [--steps 30] [--rounds 1] [--engines transformers vllm]
         [--out benchmarks/results/packing.json]
@@ -17,7 +17,7 @@ what `transformers` played, the gradient of the same loss over all samples is co
 with a frozen vision tower, for `evict` with a trained one, too. A loss whose coefficient of each log-probability is its
 advantage over all tokens has the gradient of an update on fresh samples (docs/objective.md).
 
-Operations are those that torch runs, by torch.utils.flop_counter, forward and backward, with the CPU's
+Operations are counted by torch.utils.flop_counter, forward and backward, with the CPU's
 attention kernel added, which the counter does not know. Beside them stands the closed formula: 2 per
 weight and token, 4 per width of a head and visible pair of tokens, times three for a trained part. It
 counts a causal pair once, the counter both halves of the square that a kernel is given.
@@ -290,7 +290,7 @@ def timed(model: TrainModel, run: Callable[[], int]) -> float:
 
 
 def difference(one: Gradients, other: Gradients) -> float:
-    """Return the largest over parameters of the difference's norm over that of `other`."""
+    """Return the largest over parameters, of the difference's norm divided by the norm of `other`."""
     if one.keys() != other.keys():
         raise ValueError("they are of different parameters")
     return max(

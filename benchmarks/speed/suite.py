@@ -1,4 +1,4 @@
-"""What the test suite costs, and whether a test fails beside busy programs.
+"""What does the test suite cost, and does a test fail beside busy programs?
 
     python benchmarks/speed/suite.py [--before CHECKOUT] [--runs 10] [--busy 2] [--slowest 40] [--bare]
 

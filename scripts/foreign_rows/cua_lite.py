@@ -287,7 +287,7 @@ def _action_of_message(
 
 
 def _actions_of(call: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the actions of a tool call; a tool of its own is one, by its name."""
+    """Yield the actions of a tool call; a separate tool is one action, by its name."""
     function = call.get("function") if isinstance(call, dict) else None
     arguments = _unpacked(function.get("arguments")) if isinstance(function, dict) else None
     if not isinstance(arguments, dict):

@@ -226,7 +226,7 @@ class Packer:
         return [*tokens, *self._encode(tiny.END)], [*spans, None]
 
     def loss(self, model: Any, packed: PackedSheets) -> torch.Tensor:
-        """Return the loss of the answers and, to it, that of naming.
+        """Return the sum of the loss of the answers and the loss of naming.
 
         What the vision tower says of each image token shall point to the word for what is shown there:
         it gives what pre-training gives to real models, and without it the first transition takes many

@@ -1,9 +1,9 @@
-"""Screens that are made for it, as Chromium draws them: random pages in the browser of suite `miniwob`.
+"""Random pages that Chromium draws in the browser of suite `miniwob`.
 
     Canvas            a page of that browser whose document is replaced
     rendered_scenes   random scenes of it
 
-About half of the pages look as MiniWoB++'s do; the others have fonts, colours and grounds of their own.
+About half of the pages look as MiniWoB++'s do; the others have other fonts, colours and grounds.
 """
 
 from __future__ import annotations

@@ -391,7 +391,7 @@ def shapes(pen: Pen, area: Area) -> None:
 
 
 def _character(pen: Pen, place: Area, kind: str, colour: str, size: str) -> None:
-    """Draw a letter or a digit as a thing of its own, as high as the place."""
+    """Draw a letter or a digit as a separate thing, as high as the place."""
     text = pen.rng.choice("0123456789" if kind == "digit" else "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
     ink = pen.colour(colour)
     if contrast(ink, pen.theme.ground) < 1.6:

@@ -1,7 +1,7 @@
 """What the things of a scene may be called, so that exactly one is meant.
 
 View        a scene's things by label, role, look and place
-described   "large red circle": the fewest words that only one shape answers to
+tables      the tables among the cells of a scene
 """
 
 from __future__ import annotations

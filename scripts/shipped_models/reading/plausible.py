@@ -1,7 +1,7 @@
 """Actions at random that could be meant: what a page offers, without regard to what leads where.
 
-plausible   an answer to an instruction
-wandered    an action to perform
+plausible       an answer to an instruction
+random_action   an action to perform
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Questions about any scene, whichever source drew it; each has exactly one right answer.
+"""Questions about a scene of any source; each has exactly one right answer.
 
-    questions   up to so many, of kinds drawn at random among those that the scene allows
-    KINDS       kind -> weight, and the function that asks one such question or finds none
+    questions   draws kinds at random among the ones that the scene allows
+    KINDS       kind -> weight, and the function that asks one such question, or returns None
 
 The wordings are those of people who tell an agent what to do, those of MiniWoB++'s instructions among
 them, but never the whole of an instruction that takes several steps.

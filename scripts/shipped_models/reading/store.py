@@ -1,7 +1,7 @@
 """Scenes on disk: shards of msgpack, each scene packed by itself and unpacked when it is read.
 
 write_shard   a shard, whole or not at all
-write_shards  many, those that are there already skipped
+write_shards  many; shards that are there already are skipped
 load          all scenes of a folder, as a sequence that unpacks them one by one
 """
 

@@ -1,13 +1,13 @@
-"""Training in stages, each of which can be repeated alone; a build that was killed goes on where it was.
+"""Training in stages; a build that was killed goes on where it was.
 
-    Stage       what is drawn, for how many CPU seconds
-    Trainer     model, dense heads, optimizers and their state on disk
-    answered    the exact probability of the right answer, by kind
+    Stage           what is drawn, for how many CPU seconds
+    Trainer         model, dense heads, optimizers and their state on disk
+    answer_chances  the exact probability of the right answer, by kind
 
 Matrices are trained by Muon (orthogonalised momentum), the rest by AdamW: letters came to a recall of
 0.84 in 243 CPU seconds, with AdamW alone to 0.76.
 
-Under `torchrun` each process draws its own sheets, and gradients are averaged; the first one tells and saves.
+Under `torchrun` each process draws its own sheets, and gradients are averaged; the first one reports and saves.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DRAWN_ANSWERS = ("page:", "mini idle")
 """Beginnings of kinds whose answers are drawn at random, where several would do: they are no hits."""
 
 DENSE = 2.0
-"""Weight of the dense loss beside that of answers."""
+"""Weight of the dense loss beside the loss of answers."""
 
 TEST_S, GLANCED = 420.0, 48
 """CPU seconds between two lines with tests, and the sheets of each test that such a line is of."""
@@ -303,7 +303,7 @@ def answer_chances(
 
     `hit` is over the questions that one press answers, but those of DRAWN_ANSWERS.
     Of an answer with points it is the probability that each x falls inside its box, times that for y
-    given an x within it, times that of the words around them.
+    given an x within it, times the probability of the words around them.
     """
     model: Any = policy.model.eval()
     rng = Random("evaluate")
