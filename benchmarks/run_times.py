@@ -39,7 +39,7 @@ class StepTimes:
     trajectory_id: str
     step: int
     worker: str  # the rollout worker
-    at: float  # filed, after the action was carried out
+    at: float  # submitted, after the action was carried out
     model_s: float
     env_s: float
 
@@ -48,8 +48,17 @@ def episode_times(reader: Reader) -> list[EpisodeTimes]:
     """Return when each trajectory was played, in order of lease."""
     return [
         EpisodeTimes(
-            *(row.id, row.worker, row.slot, row.state, row.reason, row.outcome, row.steps),
-            *(row.leased_at, row.ended_at, row.reset_s, row.wall_s),
+            id=row.id,
+            worker=row.worker,
+            slot=row.slot,
+            state=row.state,
+            reason=row.reason,
+            outcome=row.outcome,
+            steps=row.steps,
+            leased_at=row.leased_at,
+            ended_at=row.ended_at,
+            reset_s=row.reset_s,
+            wall_s=row.wall_s,
         )
         for row in reader.trajectories()
     ]
@@ -62,7 +71,7 @@ def step_times(reader: Reader) -> list[StepTimes]:
         for row in reader.trajectories()
         for step in reader.steps(row.id)
     ]
-    return sorted(times, key=lambda each: each.at)
+    return sorted(times, key=lambda step: step.at)
 
 
 def outcomes(reader: Reader) -> Iterator[tuple[str, TrajectoryRow]]:

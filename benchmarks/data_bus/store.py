@@ -394,10 +394,17 @@ def fill_old_run(database: sqlite3.Connection, tasks: Sequence[str], trajectorie
         "VALUES (?, ?, ?, 'trained', ?, ?, 7, ?, ?, ?, 'found', 'done', 8, ?, ?, 1.0, 50.0, ?)",
         (
             (
-                *(f"g{n:06d}-{member:02d}", f"g{n:06d}", member),
-                *(f"env-{n % 8}", member, float(n), n + 50.0 + rng.random()),
-                *("pass" if rng.random() < 0.5 else "fail", n * 1000 // groups),
-                *(n * 1000 // groups, 1 + n // 8),
+                f"g{n:06d}-{member:02d}",
+                f"g{n:06d}",
+                member,
+                f"env-{n % 8}",
+                member,
+                float(n),
+                n + 50.0 + rng.random(),
+                "pass" if rng.random() < 0.5 else "fail",
+                n * 1000 // groups,
+                n * 1000 // groups,
+                1 + n // 8,
             )
             for n in range(1, groups + 1)
             for member in range(GROUP)

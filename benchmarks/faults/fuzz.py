@@ -69,9 +69,16 @@ def ledger_of(run_dir: Path) -> object:
     """Return everything in a run's database that messages could change."""
     with open_reader(run_dir) as reader:
         return (
-            *(reader.groups(), reader.trajectories(), reader.batches(), reader.metrics()),
-            *(reader.newest_version(), reader.task_progress(), reader.decisions()),
-            *(reader.total("steps"), reader.total("screenshots"), reader.syncs()),
+            reader.groups(),
+            reader.trajectories(),
+            reader.batches(),
+            reader.metrics(),
+            reader.newest_version(),
+            reader.task_progress(),
+            reader.decisions(),
+            reader.total("steps"),
+            reader.total("screenshots"),
+            reader.syncs(),
         )
 
 

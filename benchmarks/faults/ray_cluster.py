@@ -81,8 +81,14 @@ def play(arm: str, seed: int, options: argparse.Namespace, folder: Path) -> dict
         **{
             key: result[key]
             for key in (
-                *("success_before", "success_after", "success_after_interval", "greedy_after"),
-                *("minutes", "trajectories", "updates", "policy_version"),
+                "success_before",
+                "success_after",
+                "success_after_interval",
+                "greedy_after",
+                "minutes",
+                "trajectories",
+                "updates",
+                "policy_version",
             )
         },
         "compositions_after": result["compositions"]["after"],

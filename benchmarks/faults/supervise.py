@@ -61,7 +61,10 @@ class ChaosSupervisor:
         """Run one command, again and again."""
         while not self._ending:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "dart_cli", *self.commands[name]),
+                sys.executable,
+                "-m",
+                "dart_cli",
+                *self.commands[name],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if name == STATUS else self.log,
                 stderr=self.log,

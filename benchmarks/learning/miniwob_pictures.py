@@ -252,18 +252,27 @@ def _means(results: Mapping[str, Any], bases: Sequence[str]) -> list[str]:
     rows = [["agent", "sees", "mean success", "pages", "demonstrations", "parameters", "read in"]]
     rows += [
         [
-            *(f"ours, {NAMES[base]}", "pixels", _number(results[base]["mean_pix2act_pages"])),
-            *(f"{results[base]['pix2act_pages']} of Pix2Act's", "", "", ""),
+            f"ours, {NAMES[base]}",
+            "pixels",
+            _number(results[base]["mean_pix2act_pages"]),
+            f"{results[base]['pix2act_pages']} of Pix2Act's",
+            "",
+            "",
+            "",
         ]
         for base in bases
     ]
     rows += [
         [
-            *(each["agent"], each["sees"], f"{each['success']:.2f}", str(each["pages"])),
-            *(_number(each.get(key)) for key in ("demonstrations", "parameters")),
-            each.get("source") or f"{each['second_hand']} (second hand)",
+            agent["agent"],
+            agent["sees"],
+            f"{agent['success']:.2f}",
+            str(agent["pages"]),
+            _number(agent.get("demonstrations")),
+            _number(agent.get("parameters")),
+            agent.get("source") or f"{agent['second_hand']} (second hand)",
         ]
-        for each in published()["means"]
+        for agent in published()["means"]
     ]
     return _table(rows)
 

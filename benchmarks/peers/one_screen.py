@@ -16,8 +16,8 @@ class OneScreenEnv(_guests.GuestsEnv):  # type: ignore[misc]
     def step(self, action: Any) -> tuple[Any, ...]:
         """Do as the guest list, without its dialog."""
         look, _, _, truncated, info = super().step(action)
-        self.removed = self.asked
-        terminated = self.asked is not None
+        self.removed = self.candidate
+        terminated = self.candidate is not None
         reward = float(self.evaluate().outcome == "pass")
         return look, reward, terminated, truncated, info
 

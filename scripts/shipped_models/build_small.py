@@ -15,10 +15,10 @@ Five stages, each of which begins with the weights of the one before:
               stages' rate all kinds together learn nothing more
     all       questions about drawn screens, Chromium's, pages of MiniWoB++ and the embedded suites
 
-Run this first, which makes the screens that Chromium draws: `python -m scripts.shipped_models.reading.corpus` (see there).
-No question is part of a sequence: of a page that takes several steps the base learns what is in sight,
-not what leads where. A build that was killed goes on where it was; `log.jsonl` in its folder has the
-The screens that Chromium draws are made first, by `python -m scripts.shipped_models.reading.corpus` (see there).
+The screens that Chromium draws are made first (`reading/corpus.py`). No question is part of a sequence: of a
+page that takes several steps the base learns what is in sight, not what leads where. A build that was killed
+goes on where it was; `log.jsonl` in its folder has the curve. Every figure is on words, fonts, sizes or seeds
+that were never trained on.
 
 One core, one thread; seconds are CPU time of training. On two: torchrun --nproc-per-node 2 SCRIPT ...
 """
