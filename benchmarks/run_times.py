@@ -1,4 +1,4 @@
-"""When the episodes and steps of a run were played, for timelines and counts of benchmarks.
+"""Reads when the episodes and steps of a run were played, for timelines and counts of benchmarks.
 
 episode_times   each trajectory
 step_times      each step
@@ -17,7 +17,7 @@ from dart_cli.data.store.rows import TrajectoryRow, TrajectoryState
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTimes:
-    """When one trajectory was played and by which worker."""
+    """The times of one trajectory, and the worker that played it."""
 
     id: str
     worker: str  # the environment process
@@ -34,39 +34,48 @@ class EpisodeTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """When one step was submitted and what its time went into."""
+    """The time of one step's submission, and what its seconds went into."""
 
     trajectory_id: str
     step: int
     worker: str  # the rollout worker
-    at: float  # filed, after the action was carried out
+    at: float  # submitted, after the action was carried out
     model_s: float
     env_s: float
 
 
 def episode_times(reader: Reader) -> list[EpisodeTimes]:
-    """When each trajectory was played, in order of lease."""
+    """Return when each trajectory was played, in order of lease."""
     return [
         EpisodeTimes(
-            *(row.id, row.worker, row.slot, row.state, row.reason, row.outcome, row.steps),
-            *(row.leased_at, row.ended_at, row.reset_s, row.wall_s),
+            id=row.id,
+            worker=row.worker,
+            slot=row.slot,
+            state=row.state,
+            reason=row.reason,
+            outcome=row.outcome,
+            steps=row.steps,
+            leased_at=row.leased_at,
+            ended_at=row.ended_at,
+            reset_s=row.reset_s,
+            wall_s=row.wall_s,
         )
         for row in reader.trajectories()
     ]
 
 
 def step_times(reader: Reader) -> list[StepTimes]:
-    """When each step was played, in order of filing."""
-    found = [
-        StepTimes(each.trajectory_id, each.step, each.worker, each.at, each.model_s, each.env_s)
+    """Return when each step was played, in order of submission."""
+    times = [
+        StepTimes(step.trajectory_id, step.step, step.worker, step.at, step.model_s, step.env_s)
         for row in reader.trajectories()
-        for each in reader.steps(row.id)
+        for step in reader.steps(row.id)
     ]
-    return sorted(found, key=lambda each: each.at)
+    return sorted(times, key=lambda step: step.at)
 
 
 def outcomes(reader: Reader) -> Iterator[tuple[str, TrajectoryRow]]:
-    """Each judged trajectory with its task's id, in the order they ended."""
+    """Return each judged trajectory with its task's id, in the order they ended."""
     tasks = {group.id: group.task_id for group in reader.groups()}
     judged = [row for row in reader.trajectories() if row.outcome is not None]
     for row in sorted(judged, key=lambda row: (row.ended_at or 0.0, row.id)):

@@ -33,7 +33,7 @@ from dart_cli.player.chosen_model import loaded_model
 from envs.contract.screenshots import as_seen
 
 WIDTH, GAP, CAPTION = 420, 16, 64  # pixels
-MEANT, CLICKED = "#1a7f37", "#ff1493"
+TARGET, CLICKED = "#1a7f37", "#ff1493"
 
 
 def main() -> int:
@@ -48,29 +48,32 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="a PNG file")
     options = parser.parse_args()
     try:
-        items = _chosen(read_set(options.set, "").items, options.items)
+        items = _pick(read_set(options.set, "").items, options.items)
         pointing = ["policy.pointing=pointer"]
         config, answers = grounding_config(
             options.model, options.action_parser, pointing, refusals=False
         )
-        asked = asyncio.run(_asked(config, opening_of(answers), items))
-        _sheet([_drawn(item, *found) for item, found in zip(items, asked, strict=True)]).save(
-            options.out, optimize=True
-        )
+        pointings = asyncio.run(_point_at(config, opening_of(answers), items))
+        _sheet(
+            [
+                _draw_item(item, *pointing_of_item)
+                for item, pointing_of_item in zip(items, pointings, strict=True)
+            ]
+        ).save(options.out, optimize=True)
     except DartError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     return 0
 
 
-def _chosen(items: Sequence[Item], places: str) -> list[Item]:
+def _pick(items: Sequence[Item], places: str) -> list[Item]:
     try:
-        return [items[int(each)] for each in places.split(",")]
+        return [items[int(text)] for text in places.split(",")]
     except (ValueError, IndexError):
         raise UserError(f"--items {places}: must be places in 0 to {len(items) - 1}") from None
 
 
-async def _asked(
+async def _point_at(
     config: Config, opening: str, items: Sequence[Item]
 ) -> list[tuple[PointerMap, Point]]:
     """Return the map and the click of each item."""
@@ -79,25 +82,25 @@ async def _asked(
         return [await scorer.point_at(item) for item in items]
 
 
-def _drawn(item: Item, pointed: PointerMap, click: Point) -> Image.Image:
+def _draw_item(item: Item, pointed: PointerMap, click: Point) -> Image.Image:
     with Image.open(io.BytesIO(item.image.read_bytes())) as opened:
-        seen = as_seen(opened)
-    scale = WIDTH / seen.width
+        picture = as_seen(opened)
+    scale = WIDTH / picture.width
     sharp = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
-    shot = seen.resize((WIDTH, round(seen.height * scale)), sharp)
+    shot = picture.resize((WIDTH, round(picture.height * scale)), sharp)
     shot = heated(shot, [pointed])
     draw = ImageDraw.Draw(shot)
     if item.region is not None:
         box = bounds_of(item.region)
         corners = (box.x0 * scale, box.y0 * scale, (box.x1 + 1) * scale, (box.y1 + 1) * scale)
-        draw.rectangle(corners, outline=MEANT, width=3)
-    x, y = ((each + 0.5) * scale for each in click)
+        draw.rectangle(corners, outline=TARGET, width=3)
+    x, y = ((number + 0.5) * scale for number in click)
     for radius, colour, thick in ((17, "white", 6), (16, CLICKED, 4)):
         draw.ellipse((x - radius, y - radius, x + radius, y + radius), outline=colour, width=thick)
     sheet = Image.new("RGB", (WIDTH, shot.height + CAPTION), "white")
     sheet.paste(shot)
     scores = ", ".join(
-        f"{nth}: {each.score:.3f}" for nth, each in enumerate(pointed.candidates, start=1)
+        f"{nth}: {candidate.score:.3f}" for nth, candidate in enumerate(pointed.candidates, start=1)
     )
     lines = [*textwrap.wrap(item.instruction, 52)[:2], f"regions {scores}"]
     ImageDraw.Draw(sheet).multiline_text(
@@ -107,11 +110,11 @@ def _drawn(item: Item, pointed: PointerMap, click: Point) -> Image.Image:
 
 
 def _sheet(pictures: Sequence[Image.Image]) -> Image.Image:
-    """Beside one another."""
-    height = max(each.height for each in pictures)
+    """Return the pictures beside one another."""
+    height = max(picture.height for picture in pictures)
     sheet = Image.new("RGB", (GAP + len(pictures) * (WIDTH + GAP), height + GAP), "white")
-    for nth, each in enumerate(pictures):
-        sheet.paste(each, (GAP + nth * (WIDTH + GAP), GAP))
+    for nth, picture in enumerate(pictures):
+        sheet.paste(picture, (GAP + nth * (WIDTH + GAP), GAP))
     return sheet
 
 

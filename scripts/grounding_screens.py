@@ -60,7 +60,7 @@ class GroundingScreen:
     kind: str  # what is on top: dialog, menu, list, or else the kind of window
     colours: list[str]  # of the widgets that can be reached
     idle: list[str]  # instructions of this scene that no click answers: absent or covered
-    done: list[
+    satisfied: list[
         tuple[str, Rect]
     ]  # instructions whose widget is already in the wanted state, and where it is
     sights: list[Rect]  # every widget whose middle can be seen, reachable or dimmed by a dialog
@@ -90,10 +90,10 @@ def grounding_screen(seed: int, size: tuple[int, int] = (168, 168)) -> Grounding
     scene.wander(rng)
     app = App(ui, scene.layers)
     reachable = app.widgets()
-    asked: dict[str, list[Rect]] = {}
+    boxes_by_phrase: dict[str, list[Rect]] = {}
     for widget in reachable:
         for phrase in phrases(widget.role, widget.name, widget.colour):
-            asked.setdefault(phrase, []).append(widget.bbox)
+            boxes_by_phrase.setdefault(phrase, []).append(widget.bbox)
     anywhere = {
         phrase
         for layer in app.layers
@@ -104,8 +104,8 @@ def grounding_screen(seed: int, size: tuple[int, int] = (168, 168)) -> Grounding
         canvas=app.paint(),
         questions=[
             (phrase, boxes[0])
-            for phrase, boxes in asked.items()
-            if len(boxes) == 1 and phrase not in _done(scene)
+            for phrase, boxes in boxes_by_phrase.items()
+            if len(boxes) == 1 and phrase not in _satisfied(scene)
         ],
         absent=[phrase for phrase in INSTRUCTIONS if phrase not in anywhere],
         kind=_on_top(scene, name),
@@ -113,9 +113,12 @@ def grounding_screen(seed: int, size: tuple[int, int] = (168, 168)) -> Grounding
         idle=[
             phrase
             for phrase in (scene.phrase.format(colour=colour) for colour in COLOURS)
-            if phrase not in asked
+            if phrase not in boxes_by_phrase
         ],
-        done=[(phrase, asked[phrase][0]) for phrase in sorted(_done(scene) & asked.keys())],
+        satisfied=[
+            (phrase, boxes_by_phrase[phrase][0])
+            for phrase in sorted(_satisfied(scene) & boxes_by_phrase.keys())
+        ],
         sights=_sights(app),
         app=app,
     )
@@ -125,8 +128,8 @@ KINDS: tuple[str, ...] = ("dialog", "menu", "list", *_SCENES)
 """Every value of `GroundingScreen.kind`."""
 
 
-def _done(scene: mini.MiniScene) -> set[str]:
-    """Instructions whose widget is already in the wanted state."""
+def _satisfied(scene: mini.MiniScene) -> set[str]:
+    """Return the instructions whose widget is already in the wanted state."""
     if isinstance(scene, mini_scenes.FormScene):
         return {scene.phrase.format(colour=colour) for colour in scene.ticked}
     if isinstance(scene, mini_scenes.DeleteScene) and scene.selected is not None:
@@ -135,7 +138,7 @@ def _done(scene: mini.MiniScene) -> set[str]:
 
 
 def _sights(app: App) -> list[Rect]:
-    """Every widget with a role whose middle no higher layer covers."""
+    """Return every widget with a role whose middle no higher layer covers."""
     return [
         widget.visible
         for depth, layer in enumerate(app.layers)

@@ -24,7 +24,7 @@ _MEGABYTES = {"k": 1e-3, "M": 1.0, "G": 1e3, None: 0.0}
 
 
 class Progress:
-    """Counts what pip reports; `text` is where it is."""
+    """A counter of what pip reports; `text` describes the present state."""
 
     def __init__(self, folder: Path, total: int) -> None:
         self._folder = folder
@@ -32,7 +32,7 @@ class Progress:
         self._fetched: set[str] = set()
         self._megabytes = 0.0
         self._installing = False
-        self._before = self._held()
+        self._before = self._installed_packages()
 
     def read(self, line: str) -> str:
         """Take one line of pip's; returns what must be shown of it at once, mostly nothing."""
@@ -41,37 +41,37 @@ class Progress:
         if line.startswith("Installing collected packages"):
             self._installing = True
             return self.text()
-        found = _FETCHED.match(line)
-        if found is None or ".metadata" in line:
+        match = _FETCHED.match(line)
+        if match is None or ".metadata" in line:
             return ""
-        megabytes = float(found[2] or 0) * _MEGABYTES[found[3]]
-        self._fetched.add(found[1].lower())
+        megabytes = float(match[2] or 0) * _MEGABYTES[match[3]]
+        self._fetched.add(match[1].lower())
         self._megabytes += megabytes
-        return f"    fetching {found[1]}, {megabytes:.0f} MB" if megabytes >= LARGE_MB else ""
+        return f"    fetching {match[1]}, {megabytes:.0f} MB" if megabytes >= LARGE_MB else ""
 
     def text(self) -> str:
-        """Where it is: packages fetched, or installed."""
+        """Return the number of packages fetched, or installed."""
         if self._installing:
-            done = min(max(0, self._held() - self._before), self._total)
-            return f"    installed {done} of {self._all()}"
+            installed = min(max(0, self._installed_packages() - self._before), self._total)
+            return f"    installed {installed} of {self._all()}"
         size = f", {self._megabytes:.0f} MB" if self._megabytes >= 1 else ""
         return f"    fetched {len(self._fetched)} of {self._all()}{size}"
 
     def _all(self) -> str:
         return "1 package" if self._total == 1 else f"about {self._total} packages"
 
-    def _held(self) -> int:
+    def _installed_packages(self) -> int:
         return len(list(self._folder.glob("*.dist-info")))
 
 
 def main() -> None:
     """Read stdin to its end; write a line where something has changed, each `EVERY_S` at most."""
     progress = Progress(Path(sys.argv[1]), int(sys.argv[2]))
-    ended = threading.Event()
+    is_over = threading.Event()
 
     def report() -> None:
         last = progress.text()
-        while not ended.wait(EVERY_S):
+        while not is_over.wait(EVERY_S):
             if (now := progress.text()) != last:
                 print(now, flush=True)
                 last = now
@@ -80,9 +80,9 @@ def main() -> None:
     reporter.start()
     began = time.monotonic()
     for line in sys.stdin:
-        if shown := progress.read(line.rstrip("\n")):
-            print(shown, flush=True)
-    ended.set()
+        if line_to_show := progress.read(line.rstrip("\n")):
+            print(line_to_show, flush=True)
+    is_over.set()
     reporter.join()
     print(f"{progress.text()}, {time.monotonic() - began:.0f} s", flush=True)
 

@@ -90,7 +90,7 @@ _DESK_WORDS = {
 
 
 def _mini_targets(env: Any) -> list[Target]:
-    """Widgets without letters: a colour, a shape or an icon names them."""
+    """Return the widgets without letters: a colour, a shape or an icon names them."""
     return [
         Target(phrase, tuple(widget.bbox), has_text=False)
         for widget in env.widgets()
@@ -99,18 +99,18 @@ def _mini_targets(env: Any) -> list[Target]:
 
 
 def _desk_targets(env: Any) -> list[Target]:
-    """Widgets by the text on them or beside them, which is their name; icons by what they show."""
-    found = []
+    """Return the widgets by the text on them or beside them, icons by what they show."""
+    targets = []
     for widget in env.widgets():
         beside = widget.name if widget.name[:1].isupper() and "." not in widget.name else ""
-        shown = beside if widget.role == "combo" else widget.label or beside
-        if widget.role in _DESK_WORDS and shown:
-            told = _DESK_WORDS[widget.role].format(shown)
+        text = beside if widget.role == "combo" else widget.label or beside
+        if widget.role in _DESK_WORDS and text:
+            instruction = _DESK_WORDS[widget.role].format(text)
         else:
-            told = next(iter(phrases(widget.role, widget.name, widget.colour)), "")
-        if told:
-            found.append(Target(told, tuple(widget.bbox), has_text=bool(widget.label)))
-    return found
+            instruction = next(iter(phrases(widget.role, widget.name, widget.colour)), "")
+        if instruction:
+            targets.append(Target(instruction, tuple(widget.bbox), has_text=bool(widget.label)))
+    return targets
 
 
 _SHAPES = ("circle", "rect", "polygon", "span")
@@ -118,11 +118,11 @@ _SHAPES = ("circle", "rect", "polygon", "span")
 
 
 def _page_targets(env: Any) -> list[Target]:
-    """Elements of a page by their text or colour."""
+    """Return the elements of a page by their text or colour."""
     return [
-        Target(f"click {each.label}", each.box, has_text=each.role not in _SHAPES)
-        for each in env.widgets()
-        if each.label and len(each.label) <= 60
+        Target(f"click {widget.label}", widget.box, has_text=widget.role not in _SHAPES)
+        for widget in env.widgets()
+        if widget.label and len(widget.label) <= 60
     ]
 
 
@@ -141,24 +141,24 @@ _WITH_TEXT = ("check box", "radio button", "menu", "menu item", "check menu item
 
 
 def _desktop_targets(env: Any) -> list[Target]:
-    """Widgets as applications report them to a screen reader.
+    """Return the widgets as applications report them to a screen reader.
 
     They do not report whether a button shows a text: one that is hardly wider than high is an icon.
     """
     from envs.suites.desktop.accessibility import read_widgets
 
-    found = []
-    for each in read_widgets(env.desktop):
-        name, box = (each["name"] or "").strip(), each["box"]
-        if each["role"] not in _ROLES or not name or not box:
+    targets = []
+    for widget in read_widgets(env.desktop):
+        name, box = (widget["name"] or "").strip(), widget["box"]
+        if widget["role"] not in _ROLES or not name or not box:
             continue
-        if not (each["showing"] and each["sensitive"]):
+        if not (widget["showing"] and widget["sensitive"]):
             continue
         x, y, width, height = box
-        text = each["role"] in _WITH_TEXT or width > 1.5 * height
-        told = _ROLES[each["role"]].format(name)
-        found.append(Target(told, (x, y, x + width, y + height), has_text=text))
-    return found
+        text = widget["role"] in _WITH_TEXT or width > 1.5 * height
+        instruction = _ROLES[widget["role"]].format(name)
+        targets.append(Target(instruction, (x, y, x + width, y + height), has_text=text))
+    return targets
 
 
 def _mini_application(task: Task) -> str:
@@ -243,7 +243,7 @@ def make_set(
         suite: Any = load_suite(name)
         if hasattr(suite, "check_parts"):
             suite.check_parts(**SOURCES[name].options)
-    told: dict[str, Any] = {"seed": seed, "splits": {}}
+    description: dict[str, Any] = {"seed": seed, "splits": {}}
     for split, count in counts.items():
         if not count:
             continue
@@ -252,20 +252,20 @@ def make_set(
         images.mkdir(parents=True)
         for name in environments:
             source = SOURCES[name]
-            made = _rows(source, split, count, images, seed, advance, say)
-            rows.setdefault(source.group, []).extend(made)
+            source_rows = _rows(source, split, count, images, seed, advance, say)
+            rows.setdefault(source.group, []).extend(source_rows)
         for group, listed in rows.items():
             path = out / split / f"screenspot_{group}.json"
             path.write_text(json.dumps(listed, indent=1), encoding="utf-8")
         every = [row for listed in rows.values() for row in listed]
-        told["splits"][split] = {
+        description["splits"][split] = {
             "holds": SPLITS[split],
             "rows": len(every),
             "environments": dict(Counter(row["environment"] for row in every)),
             "applications": sorted({f"{row['environment']}/{row['application']}" for row in every}),
         }
-    (out / "set.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
-    return told
+    (out / "set.json").write_text(json.dumps(description, indent=1), encoding="utf-8")
+    return description
 
 
 def held_out(source: Source) -> set[str]:
@@ -295,8 +295,8 @@ def _rows(
     rng.shuffle(tasks)  # a small set has some of all
     first = (0 if split == "train" else TEST_SEEDS) + seed * SEEDS % TEST_SEEDS
     rows: list[dict[str, Any]] = []
-    seen: set[tuple[str, str]] = set()
-    asked: Counter[str] = Counter()
+    pairs: set[tuple[str, str]] = set()
+    counts: Counter[str] = Counter()
     envs = [make_env(source.suite, **source.options, **size) for size in sizes]
     # Enough for any count where every screen gives one row; a suite without targets ends.
     most = 20 * count + 10 * len(tasks)
@@ -319,13 +319,13 @@ def _rows(
             name = f"{content_hash(shot.screenshot)}.{image_suffix(shot.screenshot)}"
             # Those asked least so far, so that no instruction is much commoner than the others.
             rarest = sorted(
-                rng.sample(targets, len(targets)), key=lambda each: asked[each.instruction]
+                rng.sample(targets, len(targets)), key=lambda each: counts[each.instruction]
             )
-            wanted = rarest[: min(PER_SCREEN, count - len(rows))]
-            fresh = [each for each in wanted if (name, each.instruction) not in seen]
+            next_targets = rarest[: min(PER_SCREEN, count - len(rows))]
+            fresh = [target for target in next_targets if (name, target.instruction) not in pairs]
             for target in fresh:
-                seen.add((name, target.instruction))
-                asked[target.instruction] += 1
+                pairs.add((name, target.instruction))
+                counts[target.instruction] += 1
                 screen_id = f"{task.id}/{place}/{steps}/{shot.width}x{shot.height}"
                 rows.append(
                     row_of(
@@ -346,14 +346,14 @@ def _rows(
 def _screen(env: GuiEnv, task: Task, seed: int, steps: int) -> tuple[Observation, int] | None:
     """Return the screen of a task after so many steps of its solution, and how many were made."""
     shot, _ = env.reset(seed=seed, options={"task": task})
-    for made in range(steps):
+    for steps_taken in range(steps):
         if not isinstance(env, Solvable):
-            return shot, made
+            return shot, steps_taken
         try:
-            later, _, ended, cut, _ = env.step(env.oracle_action())
+            later, _, is_over, cut, _ = env.step(env.oracle_action())
         except EnvError:  # no solution, or none from here
-            return (shot, made) if made == 0 else None
-        if ended or cut:  # the screen before was still to be acted on, but it is gone
+            return (shot, steps_taken) if steps_taken == 0 else None
+        if is_over or cut:  # the screen before was still to be acted on, but it is gone
             return None
         shot = later
     return shot, steps
@@ -364,7 +364,7 @@ def _size(shot: Observation) -> tuple[int, int]:
 
 
 def available(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each environment with why it cannot be played here; empty where it can."""
+    """Yield each environment with the reason why it cannot be played here; empty where it can."""
     for name in names:
         suite: Any = load_suite(name)
         try:
@@ -406,7 +406,7 @@ def main() -> int:
             "test_layout": options.items,
         }
         with progress("drawing", sum(counts.values()) * len(names), "rows") as advance:
-            told = make_set(
+            description = make_set(
                 options.out,
                 names,
                 counts,
@@ -417,7 +417,7 @@ def main() -> int:
     except DartError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    print(json.dumps({name: each["rows"] for name, each in told["splits"].items()}))
+    print(json.dumps({name: each["rows"] for name, each in description["splits"].items()}))
     return 0
 
 

@@ -218,19 +218,19 @@ def build(
     family = FAMILIES[model_type]
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
-    known = tokenizer.get_vocab()
+    token_ids = tokenizer.get_vocab()
     config = {
         **family.config,
         "architectures": [family.architecture],
-        "bos_token_id": known["<|endoftext|>"],
-        "eos_token_id": known["<|im_end|>"],
-        "image_token_id": known["<|image_pad|>"],
+        "bos_token_id": token_ids["<|endoftext|>"],
+        "eos_token_id": token_ids["<|im_end|>"],
+        "image_token_id": token_ids["<|image_pad|>"],
         "model_type": model_type,
         "tie_word_embeddings": family.tied if tied is None else tied,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        "video_token_id": known["<|video_pad|>"],
-        "vision_start_token_id": known["<|vision_start|>"],
-        "vision_end_token_id": known["<|vision_end|>"],
+        "video_token_id": token_ids["<|video_pad|>"],
+        "vision_start_token_id": token_ids["<|vision_start|>"],
+        "vision_end_token_id": token_ids["<|vision_end|>"],
     }
     _write(folder / "config.json", config)
     model = AutoModelForImageTextToText.from_config(
@@ -247,8 +247,8 @@ def build(
         folder / "generation_config.json",
         {
             "do_sample": True,
-            "eos_token_id": [known["<|im_end|>"], known["<|endoftext|>"]],
-            "pad_token_id": known["<|endoftext|>"],
+            "eos_token_id": [token_ids["<|im_end|>"], token_ids["<|endoftext|>"]],
+            "pad_token_id": token_ids["<|endoftext|>"],
             "repetition_penalty": 1.05,
             "temperature": 0.1,
             "top_k": 1,
@@ -258,7 +258,7 @@ def build(
 
 
 def _tokenizer() -> Qwen2Tokenizer:
-    """Bytes, the words above with their pieces, and Qwen's special tokens, in its order."""
+    """Return a tokenizer of bytes, the words above with their pieces, and Qwen's special tokens, in its order."""
     vocabulary = {letter: index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}
     merges: list[tuple[str, str]] = []
     for word in WORDS:
@@ -278,13 +278,13 @@ def _tokenizer() -> Qwen2Tokenizer:
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         unk_token=None,
-        extra_special_tokens=[each for each in SPECIALS if each != "<|im_end|>"],
+        extra_special_tokens=[token for token in SPECIALS if token != "<|im_end|>"],
         model_max_length=32768,
     )
 
 
 def _initialise(model: torch.nn.Module, seed: int) -> None:
-    """Values under which every parameter matters and no token is certain."""
+    """Set values under which every parameter matters and no token is certain."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -299,8 +299,8 @@ def _write_template(folder: Path, family: Family) -> None:
     """Write the chat template into the file where the class's checkpoints have it."""
     template = CHAT_TEMPLATE.replace("DEFAULT", json.dumps(family.system))
     path = folder / family.template_file
-    held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    _write(path, {**held, "chat_template": template})
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    _write(path, {**settings, "chat_template": template})
 
 
 def _write(path: Path, tree: Mapping[str, Any]) -> None:

@@ -100,7 +100,7 @@ _PIECES = r"(?:system|user|assistant)\n|[a-z_]+\(| ?[A-Za-z]+|[0-9]{1,3}|[\s\S]"
 
 @dataclass(frozen=True)
 class TinySizes:
-    """Sizes of the two towers; the defaults give 0.6 M parameters, 2.5 MB in float32."""
+    """The sizes of the two towers; the defaults give 0.6 M parameters, 2.5 MB in float32."""
 
     text_hidden: int = 96
     text_layers: int = 2
@@ -116,7 +116,7 @@ class TinySizes:
 
 
 def vocabulary(words: Sequence[str] = WORDS) -> list[str]:
-    """Every ordinary token in id order, after the specials: numbers first, then the rest."""
+    """Return every ordinary token in id order, after the specials: numbers first, then the rest."""
     tokens = [str(number) for number in range(NUMBERS)]
     tokens += [f"{name}(" for name in ACTION_HEADS]
     tokens += list(ROLES)
@@ -217,7 +217,7 @@ def build_config(vocab_size: int, sizes: TinySizes = TinySizes()) -> Qwen3VLConf
 
 
 def build_image_processor(sizes: TinySizes = TinySizes()) -> Qwen2VLImageProcessorPil:
-    """Screens of 28 x 28 up to 1280 x 720 pixels, values scaled to [-1, 1]."""
+    """Return a processor of screens of 28 x 28 up to 1280 x 720 pixels, values scaled to [-1, 1]."""
     return Qwen2VLImageProcessorPil(
         patch_size=sizes.patch,
         merge_size=sizes.merge,
@@ -229,7 +229,7 @@ def build_image_processor(sizes: TinySizes = TinySizes()) -> Qwen2VLImageProcess
 
 
 def fourier_features(positions: torch.Tensor, width: int) -> torch.Tensor:
-    """Sines and cosines [N, width] of positions [N] in [0, 1], half a turn and octaves above it."""
+    """Return sines and cosines [N, width] of positions [N] in [0, 1], half a turn and octaves above it."""
     octaves = torch.arange(width // 2, dtype=torch.float32) * (6.0 / max(1, width // 2 - 1))
     angles = positions[:, None] * math.pi * torch.exp2(octaves)[None, :]
     return torch.cat([angles.sin(), angles.cos()], dim=1)

@@ -1,4 +1,4 @@
-"""How fast trajectories become durable, how little disk they take, how fast a run is resumed.
+"""How fast do trajectories become durable, how little disk do they take, and how fast is a run resumed?
 
     python benchmarks/data_bus/store.py [--rounds 3] [--trajectories 96] [--out benchmarks/results/store.json]
 
@@ -41,7 +41,7 @@ from benchmarks.data_bus.store_messages import (
     ScreenSize,
     chunks,
     end_of,
-    played,
+    messages_of_play,
     step_of,
 )
 from bus.messages import Lease, LeaseRequest, StepRecord
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def measure_hand_in(folder: Path, rounds: int, trajectories: int) -> dict[str, dict[str, float]]:
-    """For each size of screenshots: medians over the rounds, each round all three in turn."""
+    """Return the medians over the rounds for each size of screenshots; each round runs all three in turn."""
     print(
         "submission      trajectories/s      MB/s: ledger  sqlite3  limit   ledger/sqlite3 time, CPU"
     )
@@ -105,20 +105,20 @@ def measure_hand_in(folder: Path, rounds: int, trajectories: int) -> dict[str, d
     for screen in SCREENS:
         number = max(GROUP, int(trajectories * screen.share) // GROUP * GROUP)
         megabytes = number * (STEPS + 1) * screen.encoded / 1e6
-        taken: dict[str, list[Taken]] = {"ledger": [], "sqlite3": [], "limit": []}
+        timings: dict[str, list[Timing]] = {"ledger": [], "sqlite3": [], "limit": []}
         for turn in range(rounds):
             ours, base = folder / f"{screen.name}-{turn}", folder / f"{screen.name}-{turn}.db"
-            taken["ledger"].append(submit(ours, screen, number))
-            taken["sqlite3"].append(write_plainly(ours / DATABASE, base))
-            taken["limit"].append(write_once(base.with_suffix(".raw"), base.stat().st_size))
+            timings["ledger"].append(submit(ours, screen, number))
+            timings["sqlite3"].append(write_plainly(ours / DATABASE, base))
+            timings["limit"].append(write_once(base.with_suffix(".raw"), base.stat().st_size))
             for path in (*ours.iterdir(), base, base.with_suffix(".raw")):
                 path.unlink()
-        wall = {arm: statistics.median(each.wall_s for each in taken[arm]) for arm in taken}
-        pairs = list(zip(taken["ledger"], taken["sqlite3"], strict=True))
+        wall = {arm: statistics.median(timing.wall_s for timing in timings[arm]) for arm in timings}
+        pairs = list(zip(timings["ledger"], timings["sqlite3"], strict=True))
         results[screen.name] = {
             "trajectories_per_s": round(number / wall["ledger"], 1),
             "sqlite3_trajectories_per_s": round(number / wall["sqlite3"], 1),
-            **{f"{arm}_mb_per_s": round(megabytes / wall[arm], 1) for arm in taken},
+            **{f"{arm}_mb_per_s": round(megabytes / wall[arm], 1) for arm in timings},
             "time_over_sqlite3": _median(a.wall_s / b.wall_s for a, b in pairs),
             "cpu_over_sqlite3": _median(a.cpu_s / b.cpu_s for a, b in pairs),
             "us_a_step": round(1e6 * wall["ledger"] / (number * STEPS)),
@@ -134,24 +134,24 @@ def measure_hand_in(folder: Path, rounds: int, trajectories: int) -> dict[str, d
 
 
 @dataclass(frozen=True)
-class Taken:
-    """Wall-clock and CPU time of a piece of work."""
+class Timing:
+    """The wall-clock and CPU time of a piece of work."""
 
     wall_s: float
     cpu_s: float
 
-    def __add__(self, other: Taken) -> Taken:
-        return Taken(self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
+    def __add__(self, other: Timing) -> Timing:
+        return Timing(self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
 
 
-def timed(work: Callable[[], object]) -> Taken:
+def timed(work: Callable[[], object]) -> Timing:
     """Do the work; returns the time it took."""
     wall, cpu = time.perf_counter(), time.process_time()
     work()
-    return Taken(time.perf_counter() - wall, time.process_time() - cpu)
+    return Timing(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def submit(run_dir: Path, screen: ScreenSize, trajectories: int) -> Taken:
+def submit(run_dir: Path, screen: ScreenSize, trajectories: int) -> Timing:
     """Lease, play and end so many trajectories; the database is closed when the time is up."""
     config, tasks = configured(run_dir)
     store = open_store(run_dir)
@@ -163,8 +163,8 @@ def submit(run_dir: Path, screen: ScreenSize, trajectories: int) -> Taken:
             leases.extend(lease(ledger, slot) for slot in slots)
             store.commit()
 
-    taken = timed(lease_all)
-    messages = list(played(leases, screen))
+    timing = timed(lease_all)
+    messages = list(messages_of_play(leases, screen))
 
     def file_all() -> None:
         for together in chunks(messages, TOGETHER):
@@ -176,7 +176,7 @@ def submit(run_dir: Path, screen: ScreenSize, trajectories: int) -> Taken:
             store.commit()
         store.close()
 
-    return taken + timed(file_all)
+    return timing + timed(file_all)
 
 
 def configured(run_dir: Path, suite: str = "mini") -> tuple[Config, list[Task]]:
@@ -199,13 +199,13 @@ def begin(config: Config, store: Store, tasks: list[Task]) -> Ledger:
 
 def lease(ledger: Ledger, slot: int, suite: str = "mini") -> Lease:
     """Return a lease, which must be there."""
-    found = ledger.lease(LeaseRequest(worker="env-0", slot=slot, suites=[suite]))
-    assert isinstance(found, Lease), found
-    return found
+    lease_of_slot = ledger.lease(LeaseRequest(worker="env-0", slot=slot, suites=[suite]))
+    assert isinstance(lease_of_slot, Lease), lease_of_slot
+    return lease_of_slot
 
 
-def write_plainly(source: Path, target: Path) -> Taken:
-    """Copy the tables of `source`, read beforehand, in transactions of TOGETHER steps."""
+def write_plainly(source: Path, target: Path) -> Timing:
+    """Copy the tables of `source`, which are read beforehand, in transactions of TOGETHER steps."""
     with sqlite3.connect(source) as read:
         schema = [sql for (sql,) in read.execute("SELECT sql FROM sqlite_master WHERE sql NOTNULL")]
         rows = {name: read.execute(f"SELECT * FROM {name}").fetchall() for name in TABLES}
@@ -234,7 +234,7 @@ def write_plainly(source: Path, target: Path) -> Taken:
     return timed(copy)
 
 
-def write_once(target: Path, size: int) -> Taken:
+def write_once(target: Path, size: int) -> Timing:
     """Write so many bytes from front to back, and wait for the disk."""
     block = os.urandom(MIB)
 
@@ -255,7 +255,7 @@ def _median(values: Iterator[float]) -> float:
 
 
 def measure_disk(folder: Path, suite: str, groups: int = 12) -> dict[str, float]:
-    """Bytes of a played run's database: as it is, a screenshot a step, and one a prompt's image."""
+    """Return the bytes of a played run's database: as it is, a screenshot a step, and one a prompt's image."""
     run_dir = folder / f"disk-{suite}"
     config, tasks = configured(run_dir, suite)
     with open_store(run_dir) as store:
@@ -264,20 +264,21 @@ def measure_disk(folder: Path, suite: str, groups: int = 12) -> dict[str, float]
             play_somehow(ledger, lease(ledger, slot, suite))
             store.commit()
         steps = store.total("steps")
-        shown = [
+        names_of_steps = [
             (row.screenshot, row.image_hashes)
             for trajectory in store.trajectories()
             for row in store.steps(trajectory.id)
         ]
-        images = store.screenshots(name for name, _ in shown)
-        kept = sum(len(blob) for blob in store.screenshots(_all_shown(store)).values())
+        images = store.screenshots(name for name, _ in names_of_steps)
+        distinct_bytes = sum(len(blob) for blob in store.screenshots(_all_shown(store)).values())
     as_it_is = (run_dir / DATABASE).stat().st_size
-    rows_bytes = as_it_is - kept
+    rows_bytes = as_it_is - distinct_bytes
     sizes = {
         "deduplicated": as_it_is,
-        "a_screenshot_a_step": rows_bytes + stored(folder, [images[name] for name, _ in shown]),
+        "a_screenshot_a_step": rows_bytes
+        + stored(folder, [images[name] for name, _ in names_of_steps]),
         "an_image_a_prompt": rows_bytes
-        + stored(folder, [images[name] for _, hashes in shown for name in hashes]),
+        + stored(folder, [images[name] for _, hashes in names_of_steps for name in hashes]),
     }
     result = {
         "steps": steps,
@@ -295,19 +296,23 @@ def measure_disk(folder: Path, suite: str, groups: int = 12) -> dict[str, float]
 
 
 def _all_shown(store: Store) -> list[str]:
-    """Keys of every screenshot, of ends too."""
+    """Return the keys of all screenshots, those of ends included."""
     names = [trajectory.final_screenshot for trajectory in store.trajectories()]
-    steps = [row.screenshot for each in store.trajectories() for row in store.steps(each.id)]
+    steps = [
+        row.screenshot for trajectory in store.trajectories() for row in store.steps(trajectory.id)
+    ]
     return [*filter(None, names), *steps]
 
 
 def stored(folder: Path, images: Sequence[bytes]) -> int:
-    """Bytes of a database that holds these images, each for itself."""
+    """Return the bytes of a database that holds each of these images separately."""
     path = folder / "images.db"
     with sqlite3.connect(path) as database:
         database.execute("PRAGMA page_size = 8192")
         database.execute("CREATE TABLE images (id INTEGER PRIMARY KEY, bytes BLOB)")
-        database.executemany("INSERT INTO images (bytes) VALUES (?)", [(each,) for each in images])
+        database.executemany(
+            "INSERT INTO images (bytes) VALUES (?)", [(image,) for image in images]
+        )
     database.close()
     size = path.stat().st_size
     path.unlink()
@@ -318,23 +323,23 @@ def play_somehow(ledger: Ledger, lease: Lease) -> None:
     """Play one trajectory: the oracle, with a click somewhere one time in four."""
     rng = Random(lease.sampling.seed)
     env = make_env(lease.suite)
-    seen, _ = env.reset(seed=lease.task_seed, options={"task": lease.task_id})
+    observation, _ = env.reset(seed=lease.task_seed, options={"task": lease.task_id})
     hashes: list[str] = []
     info: dict[str, object] = {}
-    ended = False
-    while not ended:
-        hashes.append(content_hash(seen.screenshot))
+    is_over = False
+    while not is_over:
+        hashes.append(content_hash(observation.screenshot))
         text = [rng.randrange(150_000) for _ in range(400)]
         ledger.step(
-            step_of(lease, len(hashes) - 1, seen.screenshot, hashes[-HISTORY_IMAGES:], text)
+            step_of(lease, len(hashes) - 1, observation.screenshot, hashes[-HISTORY_IMAGES:], text)
         )
         action: Action = env.oracle_action()  # type: ignore[attr-defined]
         if rng.random() < 0.25:
-            action = Click(x=rng.randrange(seen.width), y=rng.randrange(seen.height))
-        seen, _, terminated, truncated, info = env.step(action)
-        ended = terminated or truncated
+            action = Click(x=rng.randrange(observation.width), y=rng.randrange(observation.height))
+        observation, _, terminated, truncated, info = env.step(action)
+        is_over = terminated or truncated
     verdict = info["verdict"]
-    ledger.end(end_of(lease, len(hashes), verdict.outcome, seen.screenshot))  # type: ignore[attr-defined]
+    ledger.end(end_of(lease, len(hashes), verdict.outcome, observation.screenshot))  # type: ignore[attr-defined]
     env.close()
 
 
@@ -342,7 +347,7 @@ def play_somehow(ledger: Ledger, lease: Lease) -> None:
 
 
 def measure_resume(folder: Path, trajectories: int) -> dict[str, float]:
-    """Seconds and memory of a ledger that goes on where a long run stood."""
+    """Return the seconds and the memory of a ledger that resumes a long run."""
     run_dir = folder / "old"
     config, tasks = configured(run_dir)
     with open_store(run_dir) as store:
@@ -358,8 +363,8 @@ def measure_resume(folder: Path, trajectories: int) -> dict[str, float]:
     first, *later = tries  # the first counts every outcome, as for a run of an older dart
     result = {
         "trajectories": trajectories,
-        "seconds": _median(each["seconds"] for each in later),
-        "peak_mb": _median(each["peak_mb"] for each in later),
+        "seconds": _median(run["seconds"] for run in later),
+        "peak_mb": _median(run["peak_mb"] for run in later),
         "counting_seconds": round(first["seconds"], 2),
         "counting_peak_mb": round(first["peak_mb"], 1),
     }
@@ -389,10 +394,17 @@ def fill_old_run(database: sqlite3.Connection, tasks: Sequence[str], trajectorie
         "VALUES (?, ?, ?, 'trained', ?, ?, 7, ?, ?, ?, 'found', 'done', 8, ?, ?, 1.0, 50.0, ?)",
         (
             (
-                *(f"g{n:06d}-{member:02d}", f"g{n:06d}", member),
-                *(f"env-{n % 8}", member, float(n), n + 50.0 + rng.random()),
-                *("pass" if rng.random() < 0.5 else "fail", n * 1000 // groups),
-                *(n * 1000 // groups, 1 + n // 8),
+                f"g{n:06d}-{member:02d}",
+                f"g{n:06d}",
+                member,
+                f"env-{n % 8}",
+                member,
+                float(n),
+                n + 50.0 + rng.random(),
+                "pass" if rng.random() < 0.5 else "fail",
+                n * 1000 // groups,
+                n * 1000 // groups,
+                1 + n // 8,
             )
             for n in range(1, groups + 1)
             for member in range(GROUP)
@@ -405,7 +417,7 @@ def fill_old_run(database: sqlite3.Connection, tasks: Sequence[str], trajectorie
 
 
 def open_ledger(run_dir: Path) -> dict[str, float]:
-    """In a process of its own: what opening a ledger on the run takes beyond the imports."""
+    """Print what opening a ledger on the run takes beyond the imports; it runs in a separate process."""
     config, tasks = configured(run_dir)
     before = resident_kb("VmRSS")
     started = time.perf_counter()
@@ -416,7 +428,7 @@ def open_ledger(run_dir: Path) -> dict[str, float]:
 
 
 def resident_kb(field: str) -> int:
-    """Memory of this process in KiB: VmRSS now, VmHWM at most."""
+    """Return the memory of this process in KiB: VmRSS is the present one, VmHWM the peak."""
     status = Path("/proc/self/status").read_text()  # getrusage would count the parent's, too
     [line] = [line for line in status.splitlines() if line.startswith(f"{field}:")]
     return int(line.split()[1])

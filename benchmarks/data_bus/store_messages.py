@@ -32,31 +32,35 @@ SCREENS = (ScreenSize("448x336", 20_000, 192, 1.0), ScreenSize("1920x1080", 300_
 
 
 def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Parts of `size` items, the last one shorter."""
+    """Yield parts of `size` items; the last one may be shorter."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
 
-def played(leases: Sequence[Lease], screen: ScreenSize) -> Iterator[StepRecord | TrajectoryEnd]:
+def messages_of_play(
+    leases: Sequence[Lease], screen: ScreenSize
+) -> Iterator[StepRecord | TrajectoryEnd]:
     """Yield what SLOTS environments submit that play these leases: every other one passes."""
     rng = Random(0)
     for playing in chunks(leases, SLOTS):
-        shown: dict[str, list[str]] = {each.trajectory_id: [] for each in playing}
+        hashes_by_trajectory: dict[str, list[str]] = {
+            episode.trajectory_id: [] for episode in playing
+        }
         for step in range(STEPS):
-            for each in playing:
+            for episode in playing:
                 image = b"\x89PNG" + rng.randbytes(screen.encoded - 4)
-                hashes = shown[each.trajectory_id]
+                hashes = hashes_by_trajectory[episode.trajectory_id]
                 hashes.append(content_hash(image))
                 yield step_of(
-                    each, step, image, hashes[-HISTORY_IMAGES:], prompt(screen, step, rng)
+                    episode, step, image, hashes[-HISTORY_IMAGES:], prompt(screen, step, rng)
                 )
-        for number, each in enumerate(playing):
+        for number, episode in enumerate(playing):
             last = b"\x89PNG" + rng.randbytes(screen.encoded - 4)
-            yield end_of(each, STEPS, "pass" if number % 2 else "fail", last)
+            yield end_of(episode, STEPS, "pass" if number % 2 else "fail", last)
 
 
 def prompt(screen: ScreenSize, step: int, rng: Random) -> list[int]:
-    """Token ids [P] of a prompt with the images and texts of the past."""
+    """Return the token ids [P] of a prompt with the images and texts of the past."""
     images = min(step + 1, HISTORY_IMAGES)
     text = [rng.randrange(150_000) for _ in range(400 + COMPLETION_TOKENS * step)]
     return text + [151_655] * (images * screen.tokens)
@@ -65,7 +69,7 @@ def prompt(screen: ScreenSize, step: int, rng: Random) -> list[int]:
 def step_of(
     lease: Lease, step: int, image: bytes, hashes: Sequence[str], prompt: list[int]
 ) -> StepRecord:
-    """One step whose completion is of the usual length."""
+    """Return one step whose completion has COMPLETION_TOKENS tokens."""
     rng = Random(step)
     length = COMPLETION_TOKENS
     return StepRecord(

@@ -1,4 +1,4 @@
-"""Request and reply over the bus: latency, MB/s and CPU, beside raw pyzmq and Ray actor calls.
+"""What do request and reply over the bus cost beside raw pyzmq and Ray actor calls: latency, MB/s, CPU?
 
     python benchmarks/data_bus/transport.py [--rounds 3] [--seconds 1] [--out benchmarks/results/transport.json]
     python benchmarks/data_bus/transport.py --ray-python /tmp/rayvenv/bin/python    the Ray arm has its own Python:
@@ -14,8 +14,8 @@ screenshot of 448x336 and one of 1920x1080, with 1 and with 64 requests in fligh
     ray           an asyncio actor's method called with the same fields as a dict
 
 Arms run one after the other in each round, each in fresh processes; medians over the rounds. CPU
-is that of the serving process, all threads, per request. A ratio is ours to theirs: of latencies
-lower is better, of MB/s higher. Building and validating our messages is counted. The heartbeats of
+is of all threads of the serving process, per request. A ratio is our figure divided by theirs: of
+latencies lower is better, of MB/s higher. The limit is `zmq_blocking`. Building and validating our messages is counted. The heartbeats of
 20 processes through the forwarder are measured apart. The last line is one JSON object.
 """
 
@@ -57,8 +57,8 @@ async def serve_ours(endpoint: str, sizes: dict[str, dict[str, tuple[Fields, Fie
 
     by_width = {
         request["width"]: reply
-        for found in sizes.values()
-        for request, reply in found.values()
+        for exchanges in sizes.values()
+        for request, reply in exchanges.values()
         if "width" in request
     }
 
@@ -93,7 +93,7 @@ async def ask_ours(endpoint: str) -> AsyncIterator[Callable[[str, Fields], Ask]]
 
 
 def to_frames(exchange: str, fields: Fields) -> list[bytes]:
-    """Kind, msgpack of all fields but the screenshot, the screenshot."""
+    """Return the kind, the msgpack of all fields but the screenshot, and the screenshot."""
     import msgpack
 
     rest = {name: value for name, value in fields.items() if name != "screenshot"}
@@ -121,18 +121,18 @@ def raw_answer(frames: list[bytes], replies: dict[tuple[str, int], Fields]) -> l
 def raw_replies(
     sizes: dict[str, dict[str, tuple[Fields, Fields]]],
 ) -> dict[tuple[str, int], Fields]:
-    """(exchange, width of the screenshot where it is told) -> the reply."""
+    """Return the reply to each (exchange, width of the screenshot where the request has one)."""
     return {
         (exchange, request.get("width", 0)): reply
-        for found in sizes.values()
-        for exchange, (request, reply) in found.items()
+        for exchanges in sizes.values()
+        for exchange, (request, reply) in exchanges.items()
     }
 
 
 async def serve_zmq_asyncio(
     endpoint: str, sizes: dict[str, dict[str, tuple[Fields, Fields]]]
 ) -> None:
-    """ROUTER, one request at a time: nothing here ever waits."""
+    """Serve a ROUTER one request at a time, since no handler here ever waits."""
     import zmq.asyncio
 
     replies = raw_replies(sizes)
@@ -145,7 +145,7 @@ async def serve_zmq_asyncio(
 
 @asynccontextmanager
 async def ask_zmq_asyncio(endpoint: str) -> AsyncIterator[Callable[[str, Fields], Ask]]:
-    """DEALER, answers by id."""
+    """Send requests by a DEALER and match the answers by id."""
     import zmq.asyncio
 
     socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
@@ -176,7 +176,7 @@ async def ask_zmq_asyncio(endpoint: str) -> AsyncIterator[Callable[[str, Fields]
 
 
 def serve_zmq_blocking(endpoint: str, sizes: dict[str, dict[str, tuple[Fields, Fields]]]) -> None:
-    """ROUTER in a plain loop."""
+    """Serve a ROUTER in a plain loop."""
     import zmq
 
     replies = raw_replies(sizes)
@@ -189,7 +189,7 @@ def serve_zmq_blocking(endpoint: str, sizes: dict[str, dict[str, tuple[Fields, F
 def measure_zmq_blocking(
     endpoint: str, exchange: str, fields: Fields, in_flight: int, meter: LatencyMeter
 ) -> Cell:
-    """DEALER with a window of requests on their way."""
+    """Measure a DEALER that keeps a window of requests in flight."""
     import zmq
 
     asked_at: dict[bytes, float] = {}
@@ -213,7 +213,7 @@ def measure_zmq_blocking(
 async def measure_ray(
     sizes: dict[str, dict[str, tuple[Fields, Fields]]], seconds: float
 ) -> dict[str, Cell]:
-    """All cells against one actor in a process of its own, on a cluster of this machine alone."""
+    """Measure all cells against one actor in a separate process, on a Ray cluster of this machine alone."""
     import ray
 
     ray.init(
@@ -265,9 +265,9 @@ async def measure_ray(
 def cells_of(
     sizes: dict[str, dict[str, tuple[Fields, Fields]]],
 ) -> Iterator[tuple[str, str, Fields, int]]:
-    """Cell's name, exchange, fields of the request, requests in flight."""
-    for size, found in sizes.items():
-        for exchange, (request, _) in found.items():
+    """Yield the name, exchange, request fields and requests in flight of each cell."""
+    for size, figures in sizes.items():
+        for exchange, (request, _) in figures.items():
             for in_flight in IN_FLIGHT:
                 yield f"{exchange} {size} x{in_flight}", exchange, request, in_flight
 
@@ -314,17 +314,17 @@ def serve(arm: str, endpoint: str, payload_at: Path) -> None:
 
 
 def run_arm(arm: str, python: str, payload_at: Path, seconds: float) -> dict[str, Cell]:
-    """One arm, once, in fresh processes."""
+    """Run one arm once, in fresh processes."""
     command = [python, __file__, "--ask", arm, "--payload", str(payload_at)]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "--seconds", str(seconds)], check=True, stdout=subprocess.PIPE, text=True
     )
-    cells: dict[str, Cell] = json.loads(done.stdout.splitlines()[-1])
+    cells: dict[str, Cell] = json.loads(process.stdout.splitlines()[-1])
     return cells
 
 
 def has_ray(python: str) -> bool:
-    """Whether that Python can import ray."""
+    """Return True if that Python can import ray."""
     probe = "import importlib.util as u; raise SystemExit(u.find_spec('ray') is None)"
     return subprocess.run([python, "-c", probe], check=False).returncode == 0
 
@@ -333,7 +333,7 @@ def has_ray(python: str) -> bool:
 
 
 async def measure_heartbeats(folder: Path, workers: int = 20, each: int = 200) -> Cell:
-    """CPU of publishing, forwarding and reading one heartbeat, in microseconds, all in one process.
+    """Return the CPU microseconds of publishing, forwarding and reading one heartbeat, all in one process.
 
     Sent as fast as they are read, so that the cost is of the heartbeats and not of the waiting.
     """
@@ -360,9 +360,9 @@ async def measure_heartbeats(folder: Path, workers: int = 20, each: int = 200) -
                 for sender in senders:
                     sender.beat()
                 for _ in senders:
-                    heard = await asyncio.wait_for(subscriber.next(), DEADLINE_S)
-                    assert isinstance(heard, Heartbeat)
-                    liveness.observe(heard)
+                    heartbeat = await asyncio.wait_for(subscriber.next(), DEADLINE_S)
+                    assert isinstance(heartbeat, Heartbeat)
+                    liveness.observe(heartbeat)
             cost = 1e6 * (cpu_s(os.getpid()) - before) / (workers * each)
             for publisher in publishers:
                 publisher.close()
@@ -373,7 +373,7 @@ async def measure_heartbeats(folder: Path, workers: int = 20, each: int = 200) -
 
 
 def medians(rounds: list[dict[str, Cell]]) -> dict[str, Cell]:
-    """Each figure's median over the rounds."""
+    """Return the median of each figure over the rounds."""
     return {
         cell: {
             figure: round(statistics.median(each[cell][figure] for each in rounds), 2)
@@ -383,16 +383,17 @@ def medians(rounds: list[dict[str, Cell]]) -> dict[str, Cell]:
     }
 
 
-def ratios(found: dict[str, dict[str, Cell]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Ours over theirs by arm, figure and cell."""
+def ratios(cells_by_arm: dict[str, dict[str, Cell]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return our figures divided by theirs, by arm, figure and cell."""
     return {
         arm: {
             figure: {
-                cell: round(found["ours"][cell][figure] / cells[cell][figure], 2) for cell in cells
+                cell: round(cells_by_arm["ours"][cell][figure] / cells[cell][figure], 2)
+                for cell in cells
             }
             for figure in ("p50_us", "p99_us", "mb_s")
         }
-        for arm, cells in found.items()
+        for arm, cells in cells_by_arm.items()
         if arm != "ours"
     }
 
@@ -431,19 +432,19 @@ def main() -> None:
         payload_at = Path(folder) / "payload.json"
         write_payload(payload_at)
         shots = {
-            size: len(found["StepRecord-Ack"][0]["screenshot"])
-            for size, found in payload(payload_at).items()
+            size: len(exchanges["StepRecord-Ack"][0]["screenshot"])
+            for size, exchanges in payload(payload_at).items()
         }
         for _ in range(arguments.rounds):
             for arm in arms:
                 cells = run_arm(arm, pythons[arm], payload_at, arguments.seconds)
                 rounds[arm].append(cells)
         heartbeats = asyncio.run(measure_heartbeats(Path(folder)))
-    found = {arm: medians(each) for arm, each in rounds.items()}
+    cells_by_arm = {arm: medians(each) for arm, each in rounds.items()}
     print(f"{'':38} {'arm':12} {'p50 us':>8} {'p99 us':>8} {'per s':>8} {'MB/s':>8} {'CPU us':>7}")
-    for cell in found[arms[0]]:
+    for cell in cells_by_arm[arms[0]]:
         for arm in arms:
-            row = found[arm][cell]
+            row = cells_by_arm[arm][cell]
             print(
                 f"{cell:38} {arm:12} {row['p50_us']:8.0f} {row['p99_us']:8.0f} "
                 f"{row['per_s']:8.0f} {row['mb_s']:8.1f} {row['server_cpu_us']:7.0f}"
@@ -454,8 +455,8 @@ def main() -> None:
         "screenshot_bytes": shots,
         "rounds": arguments.rounds,
         "heartbeat": heartbeats,
-        "arms": found,
-        "ratios": ratios(found) if "ours" in arms else {},
+        "arms": cells_by_arm,
+        "ratios": ratios(cells_by_arm) if "ours" in arms else {},
     }
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(result, indent=2) + "\n")

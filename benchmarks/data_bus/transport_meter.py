@@ -13,13 +13,13 @@ Cell = dict[str, float]
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process, all threads, to the nanosecond (Linux schedstat)."""
+    """Return the CPU seconds of all threads of a process, to the nanosecond (Linux schedstat)."""
     threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 class LatencyMeter:
-    """Latencies of one cell and the server's CPU meanwhile."""
+    """A meter of the latencies of one cell and of the server's CPU time meanwhile."""
 
     def __init__(self, seconds: float, server: int, shot_bytes: int) -> None:
         self._server, self._shot_bytes = server, shot_bytes
@@ -30,7 +30,7 @@ class LatencyMeter:
 
     @property
     def running(self) -> bool:
-        """Whether to ask once more; the first time after the warm-up the clocks start."""
+        """Whether to send one more request; the clocks start at the first one after the warm-up."""
         now = time.perf_counter()
         if self._cpu_at is None and now >= self._starts:
             self._cpu_at = cpu_s(self._server)
@@ -43,7 +43,7 @@ class LatencyMeter:
             self._latencies.append(time.perf_counter() - asked_at)
 
     def result(self) -> Cell:
-        """Microseconds, requests and megabytes of screenshots a second."""
+        """Return the latencies in microseconds, and requests and megabytes of screenshots a second."""
         elapsed = time.perf_counter() - self._starts
         assert self._cpu_at is not None
         cpu = cpu_s(self._server) - self._cpu_at
@@ -59,7 +59,7 @@ class LatencyMeter:
 
 
 async def measure(ask: Ask, in_flight: int, meter: LatencyMeter) -> Cell:
-    """`in_flight` clients, each of which asks again when it is answered."""
+    """Run `in_flight` clients, each of which sends its next request once it is answered."""
 
     async def asker() -> None:
         while meter.running:

@@ -29,7 +29,7 @@ def screenshot(size: str) -> bytes:
 
 
 def exchanges(size: str) -> dict[str, tuple[Fields, Fields]]:
-    """Name -> fields of the request and of the reply."""
+    """Return the fields of the request and of the reply by name of the exchange."""
     shot = screenshot(size)
     width, height = (int(side) for side in size.split("x"))
     sampled: Fields = {
@@ -70,15 +70,15 @@ def exchanges(size: str) -> dict[str, tuple[Fields, Fields]]:
 
 
 def payload(path: Path) -> dict[str, dict[str, tuple[Fields, Fields]]]:
-    """Size -> exchange -> fields, as `write_payload` left them, screenshots as bytes again."""
+    """Return the fields by size and exchange, as `write_payload` wrote them, with screenshots as bytes again."""
     sizes: dict[str, dict[str, tuple[Fields, Fields]]] = json.loads(path.read_text())
-    for found in sizes.values():
-        for request, _ in found.values():
+    for exchanges in sizes.values():
+        for request, _ in exchanges.values():
             request["screenshot"] = base64.b64decode(request["screenshot"])
     return sizes
 
 
 def write_payload(path: Path) -> None:
-    """All arms send the same bytes."""
+    """Write the messages to a file, so that all arms send the same bytes."""
     sizes = {size: exchanges(size) for size in SIZES}
     path.write_text(json.dumps(sizes, default=lambda blob: base64.b64encode(blob).decode()))

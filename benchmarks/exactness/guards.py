@@ -1,9 +1,9 @@
-"""What the guards of a run cost: their share of the trainer's time in a live run, and the faults they find.
+"""What share of the trainer's time do the guards of a live run take, and which injected faults do they find?
 
     python benchmarks/exactness/guards.py [--config configs/quickstart.toml] [--updates 110] [--set KEY=VALUE ...]
 
-Three guards are always on: engine against trainer (parity), grey screens (sight), and the account of what was played
-and not trained on. Those in the trainer are timed there, in a run of `dart up` whose learner is this file's:
+Three guards are always on: the log-probability check (parity), grey screens (sight), and the account of what was played
+and not trained on. The guards in the trainer are timed there, in a run of `dart up` whose learner is this file's:
 
     update_s         of all updates, guards included
     parity_s         of comparing tokens, keeping the last weights, and scoring some of the older version's steps again
@@ -74,10 +74,10 @@ class TimedLearner(module.PolicyLearner):
             setattr(module, name, self._timed(guard, getattr(module, name)))
 
     def _timed(self, guard: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **named: Any) -> Any:
+        def timed(*args: Any, **keywords: Any) -> Any:
             began = time.perf_counter()
             try:
-                return function(*args, **named)
+                return function(*args, **keywords)
             finally:
                 self._spent[guard] += time.perf_counter() - began
                 self._calls[guard] += 1
@@ -85,25 +85,25 @@ class TimedLearner(module.PolicyLearner):
         return timed
 
     def update(self, batch: Any, updates_done: int, policy_version: int | None = None) -> Update:
-        """As PolicyLearner's; the times are written after each."""
+        """Do what PolicyLearner does, and write the times after each update."""
         began = time.perf_counter()
-        done = super().update(batch, updates_done, policy_version)
+        result = super().update(batch, updates_done, policy_version)
         self._spent["update"] += time.perf_counter() - began
         self._calls["update"] += 1
-        told = {"seconds": self._spent, "calls": self._calls}
-        self._file.write_text(json.dumps(told), encoding="utf-8")
-        return done
+        times = {"seconds": self._spent, "calls": self._calls}
+        self._file.write_text(json.dumps(times), encoding="utf-8")
+        return result
 
 
 def measured(config: str, updates: int, sets: list[str]) -> dict[str, Any]:
     """Return the trainer's seconds in a run of so many updates."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        given = [f"run.dir={run}", f"train.updates={updates}", "eval.around=false"]
-        given += ["train.learner=benchmarks.exactness.guards:TimedLearner", *sets]
-        call([*dart("up", config), *overrides(given)], LOG, ROOT)
-        told = json.loads((run / TIMES).read_text(encoding="utf-8"))
-    seconds, calls = told["seconds"], told["calls"]
+        settings = [f"run.dir={run}", f"train.updates={updates}", "eval.around=false"]
+        settings += ["train.learner=benchmarks.exactness.guards:TimedLearner", *sets]
+        call([*dart("up", config), *overrides(settings)], LOG, ROOT)
+        times = json.loads((run / TIMES).read_text(encoding="utf-8"))
+    seconds, calls = times["seconds"], times["calls"]
     look = seconds["sight"] / calls["sight"]
     bare = seconds["update"] - seconds["parity"] - seconds["sight"]
     guards = seconds["parity"] + look * calls["update"] / EVERY
@@ -119,9 +119,9 @@ def measured(config: str, updates: int, sets: list[str]) -> dict[str, Any]:
 
 
 def faults() -> dict[str, int]:
-    """How many the suite injects, and how many of these are found."""
+    """Return how many faults the test suite injects, and how many of these are found."""
     tests = [f"{file}::{test}" for file, test in FAULTS.items()]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -130,9 +130,11 @@ def faults() -> dict[str, int]:
         timeout=FAULTS_S,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    counts = {kind: int(n) for n, kind in re.findall(r"(\d+) (passed|failed|error)", done.stdout)}
+    counts = {
+        kind: int(n) for n, kind in re.findall(r"(\d+) (passed|failed|error)", process.stdout)
+    }
     if not counts:
-        raise SystemExit(f"the tests did not run: {done.stdout[-2000:]}")
+        raise SystemExit(f"the tests did not run: {process.stdout[-2000:]}")
     return {"faults_injected": sum(counts.values()), "faults_caught": counts.get("passed", 0)}
 
 
@@ -142,12 +144,12 @@ def main() -> int:
     parser.add_argument("--config", default="configs/quickstart.toml")
     parser.add_argument("--updates", type=int, default=110)
     parser.add_argument("--set", action="append", default=[], help="passed to the run")
-    asked = parser.parse_args()
-    found = measured(asked.config, asked.updates, asked.set) | faults()
+    options = parser.parse_args()
+    figures = measured(options.config, options.updates, options.set) | faults()
     results: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    RESULT.write_text(json.dumps(results | {"guards": found}, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({"benchmark": "guards"} | found))
-    return int(found["faults_caught"] < found["faults_injected"])
+    RESULT.write_text(json.dumps(results | {"guards": figures}, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps({"benchmark": "guards"} | figures))
+    return int(figures["faults_caught"] < figures["faults_injected"])
 
 
 if __name__ == "__main__":

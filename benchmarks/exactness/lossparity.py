@@ -1,9 +1,9 @@
-"""Compares our loss and its gradient with those of TRL and with formulas written from other sources.
+"""Are our loss and its gradient those of TRL, and of formulas written from other sources?
 
     python benchmarks/exactness/lossparity.py [--cases 500] [--variants kl_k3 ...] [--seed 0]
         [--out benchmarks/results/lossparity.json]
 
-For each variant random batches in float64: completions of 1 to 12 tokens, log-probabilities that cross
+For each variant, random batches are drawn in float64: completions of 1 to 12 tokens, log-probabilities that cross
 every bound, another clip, cap and range in each. `policy_loss` (dart_cli/algo) and the same objective
 
 - of TRL: `GRPOTrainer._compute_loss` of the installed release, which is given our log-probabilities as
@@ -49,7 +49,7 @@ LIMIT = 1e-9
 
 @dataclass(frozen=True)
 class Variant:
-    """How our objective, and TRL's, is set to be this one."""
+    """A setting of our objective and of TRL's, by which both compute the same loss."""
 
     objective: dict[str, Any]  # of Objective; a text names one of the case's numbers
     normalise: Normalise = "tokens"
@@ -120,36 +120,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="also write the JSON here")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    found = {}
-    for name in asked.variants:
-        found[name] = compare(name, asked.cases, asked.seed)
-        told = "  ".join(
+    results = {}
+    for name in options.variants:
+        results[name] = compare(name, options.cases, options.seed)
+        summary = "  ".join(
             f"{other}: value {worst.value:.1e}, gradient {worst.gradient:.1e}"
-            for other, worst in found[name].items()
+            for other, worst in results[name].items()
         )
-        print(f"{name:24} {told}")
+        print(f"{name:24} {summary}")
     most = {
-        name: max(max(each.value, each.gradient) for each in worst.values())
-        for name, worst in found.items()
+        name: max(max(differences.value, differences.gradient) for differences in worst.values())
+        for name, worst in results.items()
     }
     line = json.dumps(
         {
             "benchmark": "lossparity",
-            "cases": asked.cases,
-            "seed": asked.seed,
+            "cases": options.cases,
+            "seed": options.seed,
             "limit": LIMIT,
             "trl": trl_version(),
             "max_abs_difference": most,
             "by_comparator": {
-                name: {other: vars(each) for other, each in worst.items()}
-                for name, worst in found.items()
+                name: {other: vars(differences) for other, differences in worst.items()}
+                for name, worst in results.items()
             },
         }
     )
-    if asked.out:
-        asked.out.write_text(line + "\n", encoding="utf-8")
+    if options.out:
+        options.out.write_text(line + "\n", encoding="utf-8")
     print(line)
     return int(any(value > LIMIT for value in most.values()))
 
@@ -158,18 +158,18 @@ def compare(name: str, cases: int, seed: int = 0, **changed: Any) -> dict[str, W
     """Return, by comparator, the largest differences over so many cases; `changed` replaces Objective's fields."""
     variant = VARIANTS[name]
     draw = random.Random(f"{seed}:{name}")
-    found = {"derived": Worst()}
+    differences = {"derived": Worst()}
     trainer = trl_trainer() if variant.trl is not None else None
     if trainer is not None:
-        found[f"trl {trl_version()}"] = Worst()
+        differences[f"trl {trl_version()}"] = Worst()
     for _ in range(cases):
         case = random_case(draw, variant)
-        got = ours(case, variant, **changed)
+        values = ours(case, variant, **changed)
         derived = FORMULAS[name](case)
-        found["derived"].add(got, Result(derived.value, derived.slope))
+        differences["derived"].add(values, Result(derived.value, derived.slope))
         if trainer is not None:
-            found[f"trl {trl_version()}"].add(got, of_trl(trainer, case, variant))
-    return found
+            differences[f"trl {trl_version()}"].add(values, of_trl(trainer, case, variant))
+    return differences
 
 
 def random_case(draw: random.Random, variant: Variant) -> Case:
@@ -201,7 +201,7 @@ def random_case(draw: random.Random, variant: Variant) -> Case:
             )
         )
     if variant.far < 1:  # k3 is below its bound
-        sequences = [replace(each, reference=_within(each, 2.0)) for each in sequences]
+        sequences = [replace(sequence, reference=_within(sequence, 2.0)) for sequence in sequences]
     return Case(sequences, numbers)
 
 
@@ -212,21 +212,21 @@ def _within(sequence: formulas.Sequence, nats: float) -> list[float]:
     ]
 
 
-def named(settings: dict[str, Any], numbers: Numbers) -> dict[str, Any]:
+def settings_of(settings: dict[str, Any], numbers: Numbers) -> dict[str, Any]:
     """Return the settings, with the case's numbers for their names."""
-    known = vars(numbers)
-    return {name: known.get(value, value) for name, value in settings.items()}
+    numbers_by_name = vars(numbers)
+    return {name: numbers_by_name.get(value, value) for name, value in settings.items()}
 
 
 def ours(case: Case, variant: Variant, **changed: Any) -> Result:
-    """`policy_loss` of the case as one pack."""
-    objective = Objective(**(named(variant.objective, case.numbers) | changed))
-    lengths = [len(each) for each in case.sequences]
-    keys = [each.trajectory for each in case.sequences]
+    """Return `policy_loss` of the case as one pack."""
+    objective = Objective(**(settings_of(variant.objective, case.numbers) | changed))
+    lengths = [len(sequence) for sequence in case.sequences]
+    keys = [sequence.trajectory for sequence in case.sequences]
     shares = loss_weights(zip(keys, lengths, strict=True), variant.normalise)
 
     def tokens(name: str) -> torch.Tensor:
-        values = [value for each in case.sequences for value in getattr(each, name)]
+        values = [value for sequence in case.sequences for value in getattr(sequence, name)]
         return torch.tensor(values, dtype=torch.float64)
 
     def spread(values: list[float]) -> torch.Tensor:
@@ -237,7 +237,7 @@ def ours(case: Case, variant: Variant, **changed: Any) -> Result:
         policy,
         tokens("proximal"),
         tokens("behaviour"),
-        spread([each.advantage for each in case.sequences]),
+        spread([sequence.advantage for sequence in case.sequences]),
         spread([shares.of(key, length) for key, length in zip(keys, lengths, strict=True)]),
         objective,
         divisor=shares.divisor,
@@ -258,7 +258,7 @@ def _result(loss: torch.Tensor, policy: torch.Tensor, mask: torch.Tensor | None 
 
 @cache
 def trl_trainer() -> Any:
-    """TRL's GRPOTrainer; None where it cannot be imported."""
+    """Return TRL's GRPOTrainer; None where it cannot be imported."""
     if importlib.util.find_spec("trl") is None:
         return None
     try:
@@ -271,7 +271,7 @@ def trl_trainer() -> Any:
 
 @cache
 def trl_version() -> str | None:
-    """Of the release compared with; None where there is none."""
+    """Return the version of the installed TRL; None where there is none."""
     if trl_trainer() is None:
         return None
     import trl
@@ -280,25 +280,29 @@ def trl_version() -> str | None:
 
 
 def of_trl(trainer: Any, case: Case, variant: Variant) -> Result:
-    """`_compute_loss` of a batch whose model gives the case's log-probabilities."""
-    wanted = named(variant.trl or {}, case.numbers)
+    """Return `_compute_loss` of a batch whose model gives the case's log-probabilities."""
+    settings = settings_of(variant.trl or {}, case.numbers)
     numbers, sequences = case.numbers, case.sequences
     longest = max(map(len, sequences))
 
     def padded(name: str) -> torch.Tensor:
-        rows = [getattr(each, name) + [-1.0] * (longest - len(each)) for each in sequences]
+        rows = [
+            getattr(sequence, name) + [-1.0] * (longest - len(sequence)) for sequence in sequences
+        ]
         return torch.tensor(rows, dtype=torch.float64)
 
-    mask = torch.tensor([[t < len(each) for t in range(longest)] for each in sequences])
+    mask = torch.tensor([[t < len(sequence) for t in range(longest)] for sequence in sequences])
     policy = padded("policy").requires_grad_()
-    old = padded("proximal" if wanted.get("old") == "q" else "behaviour")
+    old = padded("proximal" if settings.get("old") == "q" else "behaviour")
     none = torch.zeros(len(sequences), 1, dtype=torch.long)
     inputs = {
         "prompt_ids": none,
         "prompt_mask": none,
         "completion_ids": torch.zeros(len(sequences), longest, dtype=torch.long),
         "completion_mask": mask.double(),
-        "advantages": torch.tensor([each.advantage for each in sequences], dtype=torch.float64),
+        "advantages": torch.tensor(
+            [sequence.advantage for sequence in sequences], dtype=torch.float64
+        ),
         "old_per_token_logps": old,
         "ref_per_token_logps": padded("reference"),
         "num_items_in_batch": mask.sum(),
@@ -308,13 +312,13 @@ def of_trl(trainer: Any, case: Case, variant: Variant) -> Result:
     }
     stub = SimpleNamespace(
         args=SimpleNamespace(delta=None, use_bias_correction_kl=False),
-        loss_type=wanted["loss_type"],
+        loss_type=settings["loss_type"],
         importance_sampling_level="token",
         epsilon_low=numbers.clip_low,
         epsilon_high=numbers.clip_high,
-        beta=wanted.get("beta", 0.0),
-        use_vllm="weight" in wanted,
-        vllm_importance_sampling_correction="weight" in wanted,
+        beta=settings.get("beta", 0.0),
+        use_vllm="weight" in settings,
+        vllm_importance_sampling_correction="weight" in settings,
         max_completion_length=longest,
         _entropy_bonus_enabled=False,
         use_adaptive_entropy=False,
@@ -341,7 +345,7 @@ def of_trl(trainer: Any, case: Case, variant: Variant) -> Result:
 
 
 def _weights_of_trl(drift: torch.Tensor, numbers: Numbers) -> torch.Tensor:
-    """As `_generate_and_score_completions` makes them: vllm_importance_sampling_mode `token_truncate`."""
+    """Return importance weights as `_generate_and_score_completions` makes them (`token_truncate`)."""
     return drift.exp().clamp(max=numbers.cap)
 
 

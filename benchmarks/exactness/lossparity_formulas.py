@@ -1,4 +1,4 @@
-"""The losses of other libraries and papers, written once more: plain Python, float64, no dart_cli.
+"""The losses of other libraries and papers, written again in plain Python and float64, without dart_cli.
 
     Case        completions with their log-probabilities, and the numbers of an objective
     Dual        a number with its derivatives by every token's log-probability
@@ -20,7 +20,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of an objective."""
+    """The numbers of an objective."""
 
     clip_low: float
     clip_high: float
@@ -52,13 +52,13 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """N, of all sequences."""
+        """The number of tokens N of all sequences."""
         return sum(map(len, self.sequences))
 
 
 @dataclass(frozen=True)
 class Dual:
-    """value + slope . dp, with the slope by all log-probabilities [N]."""
+    """A dual number, value + slope . dp, with the slope by all log-probabilities [N]."""
 
     value: float
     slope: np.ndarray = field(repr=False)
@@ -90,7 +90,7 @@ class Dual:
         return Dual(grown, self.slope * grown)
 
     def constant(self) -> float:
-        """Without its derivative: a stopped gradient."""
+        """Return the value without its derivative: a stopped gradient."""
         return self.value
 
 
@@ -109,8 +109,8 @@ def least(one: Dual, other: Dual) -> Dual:
 def total(numbers: Iterable[Dual]) -> Dual:
     """Return the sum of at least one."""
     first, *rest = numbers
-    for each in rest:
-        first = first + each
+    for other in rest:
+        first = first + other
     return first
 
 
@@ -141,7 +141,7 @@ Token = Callable[[Tape, int, int], Dual]
 
 
 def token_mean(loss: Token) -> Callable[[Case], Dual]:
-    """DAPO eq. 8; TRL `bnpo` and `dapo`; verl `token-mean`: 1 / (all tokens)."""
+    """Return 1 / (all tokens): DAPO eq. 8; TRL `bnpo` and `dapo`; verl `token-mean`."""
 
     def of(case: Case) -> Dual:
         tape = Tape(case)
@@ -151,13 +151,13 @@ def token_mean(loss: Token) -> Callable[[Case], Dual]:
 
 
 def sequence_mean(loss: Token) -> Callable[[Case], Dual]:
-    """GRPO eq. 3; TRL `grpo`; verl and DART's release `seq-mean-token-mean`."""
+    """Return GRPO's eq. 3; TRL `grpo`; verl and DART's release `seq-mean-token-mean`."""
 
     def of(case: Case) -> Dual:
         tape = Tape(case)
         means = [
-            total(loss(tape, i, t) for t in range(len(each))) / len(each)
-            for i, each in enumerate(case.sequences)
+            total(loss(tape, i, t) for t in range(len(sequence))) / len(sequence)
+            for i, sequence in enumerate(case.sequences)
         ]
         return total(means) / len(means)
 
@@ -170,58 +170,62 @@ def trajectory_mean(loss: Token) -> Callable[[Case], Dual]:
     def of(case: Case) -> Dual:
         tape = Tape(case)
         sums: dict[int, list[Dual]] = {}
-        for i, each in enumerate(case.sequences):
-            sums.setdefault(each.trajectory, []).extend(loss(tape, i, t) for t in range(len(each)))
+        for i, sequence in enumerate(case.sequences):
+            sums.setdefault(sequence.trajectory, []).extend(
+                loss(tape, i, t) for t in range(len(sequence))
+            )
         return total(total(tokens) / len(tokens) for tokens in sums.values()) / len(sums)
 
     return of
 
 
 def _all(tape: Tape, loss: Token) -> list[Dual]:
-    return [loss(tape, i, t) for i, each in enumerate(tape.sequences) for t in range(len(each))]
+    return [
+        loss(tape, i, t) for i, sequence in enumerate(tape.sequences) for t in range(len(sequence))
+    ]
 
 
 # --- losses of a token ----------------------------------------------------------------------------
 
 
 def ppo(tape: Tape, i: int, t: int) -> Dual:
-    """PPO eq. 7 against the behaviour policy, as TRL's GRPO."""
+    """Return PPO eq. 7 against the behaviour policy, as TRL's GRPO."""
     sequence, n = tape.sequences[i], tape.numbers
     ratio = (tape.policy(i, t) - sequence.behaviour[t]).exp()
-    held = clip(ratio, 1 - n.clip_low, 1 + n.clip_high)
-    return -least(ratio * sequence.advantage, held * sequence.advantage)
+    clipped = clip(ratio, 1 - n.clip_low, 1 + n.clip_high)
+    return -least(ratio * sequence.advantage, clipped * sequence.advantage)
 
 
 def decoupled(tape: Tape, i: int, t: int) -> Dual:
-    """Decoupled PPO (arXiv 2110.00641): PPO's clip against the proximal policy."""
+    """Return decoupled PPO (arXiv 2110.00641): PPO's clip against the proximal policy."""
     sequence, n = tape.sequences[i], tape.numbers
     ratio = (tape.policy(i, t) - sequence.proximal[t]).exp()
-    held = clip(ratio, 1 - n.clip_low, 1 + n.clip_high)
-    return -least(ratio * sequence.advantage, held * sequence.advantage)
+    clipped = clip(ratio, 1 - n.clip_low, 1 + n.clip_high)
+    return -least(ratio * sequence.advantage, clipped * sequence.advantage)
 
 
 def truncated(tape: Tape, i: int, t: int) -> Dual:
-    """DART section 3: min(proximal / behaviour, C); TRL `token_truncate`, slime's TIS."""
+    """Return DART section 3: min(proximal / behaviour, C); TRL `token_truncate`, slime's TIS."""
     sequence = tape.sequences[i]
     weight = math.exp(sequence.proximal[t] - sequence.behaviour[t])
     return decoupled(tape, i, t) * min(weight, tape.numbers.cap)
 
 
 def with_kl(tape: Tape, i: int, t: int) -> Dual:
-    """TRL: PPO and beta (exp(ref - p) - (ref - p) - 1), no bound."""
+    """Return TRL's sum of PPO and beta (exp(ref - p) - (ref - p) - 1), without a bound."""
     gap = -tape.policy(i, t) + tape.sequences[i].reference[t]
     return ppo(tape, i, t) + (gap.exp() - gap - 1.0) * tape.numbers.kl_beta
 
 
 def with_clamped_kl(tape: Tape, i: int, t: int) -> Dual:
-    """As verl's `low_var_kl` and DART's release: log-ratio within +-20, value within +-10."""
+    """Return verl's `low_var_kl` and DART's release: log-ratio within +-20, value within +-10."""
     gap = clip(-tape.policy(i, t) + tape.sequences[i].reference[t], -20.0, 20.0)
     k3 = clip(gap.exp() - gap - 1.0, -10.0, 10.0)
     return ppo(tape, i, t) + k3 * tape.numbers.kl_beta
 
 
 def cloned(tape: Tape, i: int, t: int) -> Dual:
-    """DAPG's demonstration term: its advantage times the gradient of behaviour cloning."""
+    """Return DAPG's demonstration term: its advantage times the gradient of behaviour cloning."""
     own = tape.policy(i, t)
     return (own - own.constant()).exp() * -tape.sequences[i].advantage
 

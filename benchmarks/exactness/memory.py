@@ -1,4 +1,4 @@
-"""Memory of one update of a trainer rank, counted by torch without data, against doctor's formulas.
+"""How far are the doctor's formulas for a trainer rank's memory from what torch counts in one update?
 
     python benchmarks/exactness/memory.py                              # UI-TARS' widths at 2 and 3 layers
     python benchmarks/exactness/memory.py --small                      # widths of a few seconds, as the tests have
@@ -8,7 +8,8 @@ A language model with transformers' own classes is made under FakeTensorMode, wh
 and no numbers, is sharded by the trainer's own function over ranks that are not there, and FSDPMemTracker counts what one rank's
 update holds at its peak: two packs whose gradients add up, after an update that made AdamW's moments.
 The vision tower does not run: screens' features are an input, as they are in an update with a frozen
-tower. The last line is JSON: `worst` is the largest relative error of a formula.
+tower. The last line is JSON: `worst` is the largest relative error of a formula;
+the limit is 0.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ SMALL: dict[str, Any] = {
 def _causal(
     _module: nn.Module, query: Any, key: Any, value: Any, _mask: Any, **_: Any
 ) -> tuple[torch.Tensor, None]:
-    """Attention [1, heads, L, D] as a varlen kernel keeps it: keys of few heads are not repeated."""
+    """Compute attention [1, heads, L, D] as a varlen kernel does: keys of few heads are not repeated."""
     output = functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, enable_gqa=True
     )
@@ -89,12 +90,12 @@ class Scored(nn.Module):
     def forward(
         self, ids: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Tokens [1, L] with their places [3, 1, L], screens' features [S, H] -> a loss."""
+        """Return a loss of tokens [1, L] with their places [3, 1, L] and the screens' features [S, H]."""
         embedded = self.inner.embed_tokens(ids)
         before, after = embedded[:, :1], embedded[:, 1 + len(features) :]
-        shown = torch.cat([before, features.to(embedded.dtype)[None], after], 1)
+        embeds = torch.cat([before, features.to(embedded.dtype)[None], after], 1)
         hidden = self.inner(
-            inputs_embeds=shown,
+            inputs_embeds=embeds,
             position_ids=positions,
             attention_mask=torch.empty(1, 1, 1, 1),  # four axes: taken as finished, and ignored
             use_cache=False,
@@ -123,8 +124,8 @@ def tree_of(kind: str, text: dict[str, Any], layers: int) -> dict[str, Any]:
     for key in ("rope_scaling", "rope_parameters"):
         if key in inner:
             inner[key] = {**inner[key], "mrope_section": sections}
-    seen = "hidden_size" if kind == "qwen2_vl" else "out_hidden_size"
-    tree["vision_config"] |= {seen: text["hidden_size"]}
+    hidden_key = "hidden_size" if kind == "qwen2_vl" else "out_hidden_size"
+    tree["vision_config"] |= {hidden_key: text["hidden_size"]}
     return tree
 
 
@@ -139,7 +140,7 @@ def pretended_ranks(count: int) -> Iterator[Any]:
 
 
 def counted(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> int:
-    """Bytes at the peak of a rank's second update of two packs, with a frozen vision tower."""
+    """Return the bytes at the peak of a rank's second update of two packs, with a frozen vision tower."""
     with pretended_ranks(setup.ranks) as mesh, FakeTensorMode():
         model = _model(kind, tree, setup)
         root = Scored(model, setup.predicted)
@@ -165,13 +166,13 @@ def counted(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> int:
                 root(*inputs).backward()  # type: ignore[no-untyped-call]
                 tracker.reset_mod_stats()
             optimizer.step()
-        (found,) = tracker.get_tracker_snapshot("peak").values()
-        return int(found["Total"])
+        (peak,) = tracker.get_tracker_snapshot("peak").values()
+        return int(peak["Total"])
 
 
 def _model(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> Any:
-    given = {key: value for key, value in tree.items() if key != "model_type"}
-    config = AutoConfig.for_model(kind, **given)
+    settings = {key: value for key, value in tree.items() if key != "model_type"}
+    config = AutoConfig.for_model(kind, **settings)
     config._attn_implementation = ATTENTION  # noqa: SLF001 - transformers has no other
     tied = is_tied(tree)
     config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = tied
@@ -184,9 +185,9 @@ def _model(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> Any:
 
 
 def predicted(tree: dict[str, Any], setup: TrainerSetup) -> TrainerMemory:
-    """Doctor's formulas of the same update: no frozen tower stands beside it."""
-    found = trainer_memory(shape_of(tree), setup, whole_gradients=0)
-    return replace(found, permanent={**found.permanent, "frozen": 0})
+    """Return the doctor's formulas of the same update; no frozen tower stands beside it."""
+    memory = trainer_memory(shape_of(tree), setup, whole_gradients=0)
+    return replace(memory, permanent={**memory.permanent, "frozen": 0})
 
 
 def main() -> None:
@@ -201,7 +202,7 @@ def main() -> None:
     parser.add_argument("--recompute", action="store_true")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    text, found = SMALL if options.small else SEVEN_B, []
+    text, results = SMALL if options.small else SEVEN_B, []
     for tokens in options.tokens:
         for layers in options.layers:
             tree = tree_of(options.kind, text, layers)
@@ -214,7 +215,7 @@ def main() -> None:
             began = time.monotonic()
             count, formula = counted(options.kind, tree, setup), predicted(tree, setup)
             error = formula.peak / count - 1
-            found.append(
+            results.append(
                 {"tokens": tokens, "layers": layers, "counted": count, "formula": formula.peak}
             )
             print(
@@ -224,8 +225,8 @@ def main() -> None:
                 f"{time.monotonic() - began:.0f} s",
                 flush=True,
             )
-    worst = max(abs(each["formula"] / each["counted"] - 1) for each in found)
-    print(json.dumps({"cases": found, "worst": worst}))
+    worst = max(abs(result["formula"] / result["counted"] - 1) for result in results)
+    print(json.dumps({"cases": results, "worst": worst}))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Checks that engines and trainer agree, for every class of model, before and after live updates.
+"""Do engines and trainer agree, for every class of model, before and after live updates?
 
     python benchmarks/exactness/parity.py [--updates 20] [--engines transformers vllm] [--models qwen3_vl]
         [--set vllm.KEY=VALUE] [--out benchmarks/results/parity.json]
 
 For each class a small random folder (scripts/small_models.py) in float32. An engine plays
 multi-turn trajectories whose prompts show none, one and several screens, at each temperature; the
-trainer's forward pass scores the same tokens; then the trainer takes a real step on them, publishes,
+trainer's forward pass scores the same tokens; then the trainer makes a real update on them, publishes,
 and the engine takes the weights while another trial is being played, and so on. Compared are
 tokens that one version alone sampled, with the weights of that version. `moved` is how far the
 policy has gone by the end: what a mismatch would look like. vLLM takes part where it is installed.
@@ -60,20 +60,20 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     parser.add_argument("--out", type=Path, help="also write the JSON here")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
     with tempfile.TemporaryDirectory(prefix="dart-parity-") as scratch:
-        for model_type in asked.models:
+        for model_type in options.models:
             folder = build(model_type, Path(scratch) / model_type)
-            for engine in asked.engines:
+            for engine in options.engines:
                 config = config_of_model(
-                    folder, [*settings(engine, asked.updates), *asked.overrides]
+                    folder, [*settings(engine, options.updates), *options.overrides]
                 )
                 began = time.monotonic()
                 weights = FileChannel(Path(scratch) / f"{model_type}-{engine}")
                 try:
-                    comparisons = asyncio.run(compare(config, asked.updates, weights))
+                    comparisons = asyncio.run(compare(config, options.updates, weights))
                 except DartError as error:
                     parser.exit(error.exit_code, f"error: {error}\n")
                 rows.append(
@@ -85,23 +85,23 @@ def main() -> None:
         "benchmark": "parity",
         "unit": "nats",
         "max_abs_logprob_diff": max(row["max_abs_logprob_diff"] for row in rows),
-        "updates": asked.updates,
-        "models": asked.models,
-        "engines": asked.engines,
+        "updates": options.updates,
+        "models": options.models,
+        "engines": options.engines,
         "temperatures": TEMPERATURES,
         "dtype": "float32",
         "limit": LIMIT,
         "rows": rows,
     }
     line = json.dumps(result)
-    if asked.out:
-        asked.out.write_text(line + "\n", encoding="utf-8")
+    if options.out:
+        options.out.write_text(line + "\n", encoding="utf-8")
     print(line)
     sys.exit(int(not result["max_abs_logprob_diff"] <= LIMIT))
 
 
 def engines_here() -> list[str]:
-    """Engines whose packages are installed; each is called as its package."""
+    """Return the engines whose packages are installed; each is called as its package."""
     return [name for name in MODEL_ENGINES if importlib.util.find_spec(name) is not None]
 
 
@@ -129,17 +129,17 @@ class Comparisons:
     moved: float = 0.0  # mean difference of first and last weights, nats
 
     def as_json(self) -> dict[str, object]:
-        """As values of JSON."""
+        """Return the differences as values of JSON."""
         by_temperature = {t: concatenate(parts) for t, parts in self.at.items()}
         whole = concatenate([*by_temperature.values(), *self.in_flight])
-        found = whole.mismatch()
+        mismatch = whole.mismatch()
         return {
-            "max_abs_logprob_diff": found.max,
+            "max_abs_logprob_diff": mismatch.max,
             "before_updates": self.before,
-            "tokens": found.tokens,
-            "p99": found.p99,
-            "k3_kl": found.kl,
-            "by_screens": {kind: each.max for kind, each in whole.by_screens().items()},
+            "tokens": mismatch.tokens,
+            "p99": mismatch.p99,
+            "k3_kl": mismatch.kl,
+            "by_screens": {kind: difference.max for kind, difference in whole.by_screens().items()},
             "by_temperature": {str(t): part.mismatch().max for t, part in by_temperature.items()},
             "sampled_beside_an_update": concatenate(self.in_flight).mismatch().tokens,
             "met_an_update": self.mixed,
@@ -160,9 +160,9 @@ async def compare(config: Config, updates: int, weights: FileChannel) -> Compari
         for version in range(updates + 1):
             batches = [await trial(model, t, 100 * version + n) for n, t in enumerate(TEMPERATURES)]
             for temperature, batch in zip(TEMPERATURES, batches, strict=True):
-                found = await asyncio.to_thread(rescore, learner.model, batch, 4096)
-                check(found, version, kinds)
-                comparisons.at[temperature].append(found)
+                compared = await asyncio.to_thread(rescore, learner.model, batch, 4096)
+                check(compared, version, kinds)
+                comparisons.at[temperature].append(compared)
             if version == 0:
                 opening = batches[0]
                 comparisons.before = max(
@@ -171,8 +171,10 @@ async def compare(config: Config, updates: int, weights: FileChannel) -> Compari
             if version == updates:
                 break
             # One with the temperature of either, in turns.
-            done = await asyncio.to_thread(learner.update, batches[version % 2], version, version)
-            assert done.applied, done.note
+            updated = await asyncio.to_thread(
+                learner.update, batches[version % 2], version, version
+            )
+            assert updated.applied, updated.note
             published = weights.publish(learner.model.weights(), version + 1)
             beside = asyncio.create_task(trial(model, 1.0, 100 * version + 50))
             await asyncio.wait_for(
@@ -189,8 +191,8 @@ async def compare(config: Config, updates: int, weights: FileChannel) -> Compari
 async def trial(model: Model, temperature: float, seed: int) -> Batch:
     """Return a few short trajectories."""
     assert isinstance(model.responder, PolicyResponder)
-    wanted = Trial(temperature, max_tokens=8, trajectories=3, texts=2, seed=seed)
-    return await play_trial(model.responder.policy, model.engine, model.responder, wanted)
+    options = Trial(temperature, max_tokens=8, trajectories=3, texts=2, seed=seed)
+    return await play_trial(model.responder.policy, model.engine, model.responder, options)
 
 
 async def count_in_flight(
@@ -198,15 +200,15 @@ async def count_in_flight(
 ) -> None:
     """Count what was sampled beside an update, and compare the part that the new weights sampled."""
     comparisons.mixed += sum(len(sample.version_spans) > 1 for sample in batch.samples)
-    found = await asyncio.to_thread(rescore, model, batch, 4096)
-    comparisons.in_flight.append(found.only(found.versions == version))
+    compared = await asyncio.to_thread(rescore, model, batch, 4096)
+    comparisons.in_flight.append(compared.only(compared.versions == version))
 
 
-def check(found: ComparedTokens, version: int, kinds: set[str]) -> None:
-    """Whether all of it was sampled by these weights, on prompts of every kind."""
-    versions: Sequence[int] = sorted(set(found.versions.tolist()))
-    if versions != [version] or set(found.by_screens()) != kinds:
-        raise SystemExit(f"v{version} served, sampled {versions} on {list(found.by_screens())}")
+def check(compared: ComparedTokens, version: int, kinds: set[str]) -> None:
+    """Raise SystemExit unless these weights sampled all tokens, on prompts of every kind."""
+    versions: Sequence[int] = sorted(set(compared.versions.tolist()))
+    if versions != [version] or set(compared.by_screens()) != kinds:
+        raise SystemExit(f"v{version} served, sampled {versions} on {list(compared.by_screens())}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Smoke tests of the configurations that we recommend: `dart up CONFIG --smoke-test-minutes 45`, two processes of a kind.
+"""Do the smoke tests of the recommended configurations pass? They are `dart up CONFIG --smoke-test-minutes 45`.
 
     python benchmarks/exactness/smoke_tests.py [NAME ...] [--set KEY=VALUE ...]
 

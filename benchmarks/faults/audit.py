@@ -1,4 +1,4 @@
-"""What a run whose processes were killed again and again has lost, from its database and train log.
+"""Counts what a run whose processes were killed has lost, from its database and the trainer's log.
 
     FinishedTrajectories   trajectories that were seen finished while the run went on
     Lineage                the batches in the weights, over all processes of the trainer, from its log
@@ -7,7 +7,7 @@
 A trajectory is lost if it was finished in the database (so acknowledged) and no longer is: in play
 again, missing, without one of its steps, or dropped for a reason that only a loss has. A batch is
 trained twice if the weights hold it twice, relative to the checkpoint that the trainer resumed from. A
-replay (train.reuse) is a batch of its own, so that holds for each use; and each use of a batch must be the
+replay (train.reuse) is a separate batch, so that holds for each use; and each use of a batch must be the
 next of its uses, never in consecutive updates.
 """
 
@@ -22,7 +22,7 @@ from benchmarks.run_times import step_times
 from dart_cli.data.store.reader import Reader
 from dart_cli.data.store.rows import BatchRow, TrajectoryRow
 
-KEPT = ("finished", "batched", "trained")
+KEPT_STATES = ("finished", "batched", "trained")
 LOSSES = ("lease_expired", "worker_lost", "cancelled", "incomplete")
 """Reasons for which no finished trajectory may be dropped."""
 CUT = ("worker_lost", "lease_expired")
@@ -37,7 +37,7 @@ _TRAINED = re.compile(r": update \d+ on batch (\d+)[ :]")
 
 @dataclass
 class FinishedTrajectories:
-    """Ids of trajectories that were seen finished."""
+    """The ids of trajectories that were seen finished."""
 
     ids: set[str] = field(default_factory=set)
 
@@ -48,12 +48,12 @@ class FinishedTrajectories:
 
 
 def _is_finished(row: TrajectoryRow) -> bool:
-    return row.state in KEPT or (row.state == "dropped" and row.outcome in ("pass", "fail"))
+    return row.state in KEPT_STATES or (row.state == "dropped" and row.outcome in ("pass", "fail"))
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """How often a batch went into weights that already held it, or was skipped."""
+    """Counts of how often a batch went into weights that already held it, or was skipped."""
 
     lives: int
     doubled: int
@@ -68,10 +68,10 @@ def lineage(log: Iterable[str]) -> Lineage:
     for line in log:
         if _STARTS.search(line):
             lives, last = lives + 1, 0
-        elif found := _RESUMES.search(line):
-            last = int(found[1])
-        elif found := _TRAINED.search(line):
-            batch = int(found[1])
+        elif match := _RESUMES.search(line):
+            last = int(match[1])
+        elif match := _TRAINED.search(line):
+            batch = int(match[1])
             doubled += batch <= last
             passed_over += max(0, batch - last - 1)
             retrained += last < batch <= newest
@@ -81,7 +81,7 @@ def lineage(log: Iterable[str]) -> Lineage:
 
 @dataclass(frozen=True)
 class Audit:
-    """What was lost. All but `steps_lost_max`, `retrained` and the sums must be 0."""
+    """Counts of what was lost. All but `steps_lost_max`, `retrained` and the sums must be 0."""
 
     finished_lost: int  # trajectories
     double_trained: int  # batches in the weights twice, groups in two fresh batches, wrong replays
@@ -101,7 +101,7 @@ def audit(reader: Reader, finished: FinishedTrajectories, trainer_log: Iterable[
         filed.setdefault(step.trajectory_id, set()).add(step.step)
     lost = {each for each in finished.ids if _is_lost(rows.get(each))}
     gaps = {row.id: _missing(filed.get(row.id, set()), row.steps) for row in rows.values()}
-    lost |= {row.id for row in rows.values() if row.state in KEPT and gaps[row.id]}
+    lost |= {row.id for row in rows.values() if row.state in KEPT_STATES and gaps[row.id]}
     cut = [row for row in rows.values() if row.reason in CUT]
     batches = reader.batches()
     in_batches = Counter(
@@ -126,7 +126,7 @@ def audit(reader: Reader, finished: FinishedTrajectories, trainer_log: Iterable[
 
 
 def wrong_replays(batches: Iterable[BatchRow]) -> int:
-    """Replays that are not the next use of an earlier batch, or come right after its last use."""
+    """Return replays that are not the next use of an earlier batch, or follow its last use at once."""
     uses: dict[
         int, tuple[int, int]
     ] = {}  # of a fresh batch -> how often it came again, and when last
@@ -146,5 +146,5 @@ def _is_lost(row: TrajectoryRow | None) -> bool:
 
 def _missing(filed: set[int], steps: int | None) -> int:
     """Count the steps without a row among the first `steps`, or, for None, below the last one that has a row."""
-    wanted = max(filed, default=-1) + 1 if steps is None else steps
-    return wanted - len(filed & set(range(wanted)))
+    expected = max(filed, default=-1) + 1 if steps is None else steps
+    return expected - len(filed & set(range(expected)))

@@ -1,4 +1,4 @@
-"""Kill -9 of a random process of a run every few seconds: nothing finished is lost or trained twice.
+"""Is anything lost or trained twice when a random process of a run is killed (kill -9) every few seconds?
 
     python benchmarks/faults/chaos.py --seconds 1800 --control --picture chaos.png   # a kill every 5 s
     python benchmarks/faults/chaos.py --seconds 1800 --every 60 --control            # one kill a minute
@@ -8,7 +8,7 @@ supervisor. The roles are killed in turn, each about seconds / (5 every) times: 
 hour at the default. `--control` first runs the same without kills for equally long, then compares the
 pace and draws both learning curves. The runs stay in `run.dir` and `run.dir`-control for `dart view`.
 
-The last line is JSON. `finished_lost`, `double_trained` and `never_trained` must be 0, `steps_lost_max`
+The limit is a run that loses nothing. The last line is JSON. `finished_lost`, `double_trained` and `never_trained` must be 0, `steps_lost_max`
 at most 1, and `ended_alone`, processes that ended without being killed, empty; else the exit code is 1.
 With `--set train.reuse=1` batches are trained on again: that holds for each use of a batch, and `replays`
 counts them. benchmarks/faults/audit.py defines the counts, benchmarks/faults/chaos_run.py the times.
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Both runs, one after the other."""
+    """Play both runs, one after the other, and compare them."""
     undisturbed = play(arguments, kills=False)
     disturbed = play(arguments, kills=True)
     calm, shaken = undisturbed.curve(), disturbed.curve()
@@ -91,7 +91,7 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def play(arguments: argparse.Namespace, *, kills: bool) -> ChaosRun:
-    """One run, in a fresh run directory."""
+    """Play one run in a fresh run directory."""
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -119,16 +119,22 @@ def play(arguments: argparse.Namespace, *, kills: bool) -> ChaosRun:
 def commands(
     config: Config, arguments: argparse.Namespace, overrides: list[str]
 ) -> dict[str, list[str]]:
-    """Those of `dart up`, and a `dart status` if it is to be killed, too; data last."""
-    given = [str(arguments.config), *(part for each in overrides for part in ("--set", each))]
-    found = commands_of(config, given)
+    """Return the commands of `dart up`, with `dart status` if it is to be killed too; the data service is last."""
+    arguments_of_up = [
+        str(arguments.config),
+        *(part for override in overrides for part in ("--set", override)),
+    ]
+    role_commands = commands_of(config, arguments_of_up)
     if STATUS in arguments.roles.split(","):
-        found = {STATUS: [STATUS, *given, "--json", "--watch", "1"], **found}
-    return found
+        role_commands = {
+            STATUS: [STATUS, *arguments_of_up, "--json", "--watch", "1"],
+            **role_commands,
+        }
+    return role_commands
 
 
 def is_broken(result: dict[str, Any]) -> bool:
-    """Whether a promise is broken."""
+    """Return True if a promise is broken."""
     lost = ("finished_lost", "double_trained", "never_trained")
     return (
         any(result[name] for name in lost)

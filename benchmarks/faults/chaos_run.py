@@ -6,7 +6,7 @@
     run_chaos            starts the run, kills for a given time (or never), ends it
     report               audits its database (benchmarks/faults/audit.py) and reports what the kills cost
 
-A process is back when data has received a heartbeat of its successor, past its start; `dart status`,
+A process is back when the data service has received a heartbeat of its successor, past its start; `dart status`,
 which has no heartbeat, when it has written a line.
 
 `effective_time_ratio` is the share of time that was not lost. It is a lower bound of the time that the
@@ -53,7 +53,7 @@ _START_S = 300.0
 
 @dataclass
 class DowntimeTracker:
-    """Which processes are down, and since when."""
+    """A record of which processes are down, and since when."""
 
     supervisor: ChaosSupervisor
     snapshot: Snapshot | None = None
@@ -71,7 +71,7 @@ class DowntimeTracker:
 
     @property
     def down(self) -> list[str]:
-        """Names of the processes that are not back yet."""
+        """The names of the processes that are not back yet."""
         return list(self._down)
 
     def see(self, snapshot: Snapshot) -> None:
@@ -83,14 +83,14 @@ class DowntimeTracker:
                 self._is_back(name)
 
     def all_work(self) -> bool:
-        """Whether every command's present process has begun its work."""
+        """Return True if the present process of every command has begun its work."""
         working = self._working()
         return all(self.supervisor.pid(name) in working for name in self.supervisor.commands)
 
     def _is_back(self, name: str) -> None:
         now, before = time.monotonic(), self._matters()
-        found = self.recoveries_s.setdefault(role_of(name), [])
-        found += [now - at for at in self._down.pop(name)]
+        recoveries = self.recoveries_s.setdefault(role_of(name), [])
+        recoveries += [now - at for at in self._down.pop(name)]
         if before and not self._matters():
             self.down_s += now - self._since
 
@@ -98,15 +98,15 @@ class DowntimeTracker:
         return bool(self._down.keys() - {STATUS})
 
     def _working(self) -> set[int]:
-        """Process ids past their start."""
-        seen = self.snapshot.processes if self.snapshot else []
-        heard = {p.pid for p in seen if p.state not in ("starting", "stopping")}
-        return heard | self.supervisor.spoken
+        """Return the process ids of processes that are past their start."""
+        processes = self.snapshot.processes if self.snapshot else []
+        pids = {p.pid for p in processes if p.state not in ("starting", "stopping")}
+        return pids | self.supervisor.spoken
 
 
 @dataclass
 class CheckpointProgress:
-    """Whether the trainer makes progress: work since its newest checkpoint is repeated after a kill."""
+    """A record of the trainer's progress: work since its newest checkpoint is repeated after a kill."""
 
     config: Config
     lost_lives: int = 0  # trainer processes that were killed before they wrote a checkpoint
@@ -132,7 +132,7 @@ class CheckpointProgress:
 
 @dataclass
 class ChaosRun:
-    """What happened to a run."""
+    """A record of what happened to a run."""
 
     config: Config
     watch: DowntimeTracker
@@ -144,7 +144,7 @@ class ChaosRun:
     seconds: float = 0.0
 
     def curve(self) -> LearningCurve:
-        """Its learning curve."""
+        """Return the learning curve of the run."""
         with open_reader(self.config.run.dir) as reader:
             return learning_curve(reader, self.began)
 
@@ -169,30 +169,30 @@ async def run_chaos(
     log_dir(config.run.dir).mkdir(exist_ok=True)
     choice = Random(seed)
     with (log_dir(config.run.dir) / "chaos.log").open("a", encoding="utf-8") as log:
-        played = ChaosRun(
+        run = ChaosRun(
             config, DowntimeTracker(ChaosSupervisor(commands, log)), CheckpointProgress(config)
         )
-        watch, supervisor = played.watch, played.watch.supervisor
+        watch, supervisor = run.watch, run.watch.supervisor
         keeping = [asyncio.create_task(supervisor.keep(name)) for name in commands]
         try:
-            async with background(_look(played)):
+            async with background(_look(run)):
                 await _until(watch.all_work, "the first start")
-                played.began = time.time()
+                run.began = time.time()
                 if every_s:
-                    await _kill(played, seconds, every_s, roles, choice, say)
+                    await _kill(run, seconds, every_s, roles, choice, say)
                 else:
                     await asyncio.sleep(seconds)
                 await _until(lambda: not watch.down, "the last one to come back")
                 await _until(watch.all_work, "all to work again")
-                played.seconds = time.time() - played.began
+                run.seconds = time.time() - run.began
         finally:
             await supervisor.end()
             await asyncio.gather(*keeping)
-    return played
+    return run
 
 
 async def _kill(
-    played: ChaosRun,
+    run: ChaosRun,
     seconds: float,
     every_s: float,
     roles: Sequence[str],
@@ -200,7 +200,7 @@ async def _kill(
     say: Callable[[str], None],
 ) -> None:
     """Kill one after another."""
-    supervisor, began, turn = played.watch.supervisor, time.monotonic(), list[str]()
+    supervisor, began, turn = run.watch.supervisor, time.monotonic(), list[str]()
     while time.monotonic() - began < seconds:
         await asyncio.sleep(every_s * choice.uniform(0.5, 1.5))
         turn = turn or choice.sample(roles, len(roles))
@@ -208,24 +208,24 @@ async def _kill(
         if not names:  # it is just being restarted: try again later
             continue
         name, role = choice.choice(names), turn.pop()
-        if role == TRAIN and (told := played.checkpoint_progress.trainer_killed()):
-            say(told)
-        played.watch.killed(name)
+        if role == TRAIN and (progress_of_trainer := run.checkpoint_progress.trainer_killed()):
+            say(progress_of_trainer)
+        run.watch.killed(name)
         supervisor.kill(name)
-        played.kills[role] += 1
-        played.kills_at.append(time.monotonic() - began)
-        say(f"{played.kills_at[-1]:.0f} s: killed {name}")
+        run.kills[role] += 1
+        run.kills_at.append(time.monotonic() - began)
+        say(f"{run.kills_at[-1]:.0f} s: killed {name}")
 
 
-async def _look(played: ChaosRun) -> None:
+async def _look(run: ChaosRun) -> None:
     """Ask data for snapshots and note what is finished, until cancelled."""
-    run_dir = played.config.run.dir
-    async with Watcher(played.config) as watcher:
+    run_dir = run.config.run.dir
+    async with Watcher(run.config) as watcher:
         while True:
             with contextlib.suppress(BusError):  # data is down, too
-                played.watch.see(await watcher.snapshot())
+                run.watch.see(await watcher.snapshot())
             with contextlib.suppress(DartError), open_reader(run_dir) as reader:
-                played.finished.update(reader)
+                run.finished.update(reader)
             await asyncio.sleep(LOOK_S)
 
 
@@ -241,36 +241,36 @@ async def _until(condition: Callable[[], bool], what: str) -> None:
 # --- what it cost ---------------------------------------------------------------------------
 
 
-def report(played: ChaosRun) -> dict[str, Any]:
+def report(run: ChaosRun) -> dict[str, Any]:
     """Return the last line of benchmarks/faults/chaos.py, without the values that need the control."""
-    run_dir, watch = played.config.run.dir, played.watch
+    run_dir, watch = run.config.run.dir, run.watch
     with (
         open_reader(run_dir) as reader,
         (log_dir(run_dir) / "train.log").open(encoding="utf-8", errors="replace") as lines,
     ):
-        found = audit(reader, played.finished, lines)
+        audited = audit(reader, run.finished, lines)
         step_s = [point.value for point in reader.metrics("step_s")]
         trained = sum(batch.state == "trained" for batch in reader.batches())
         share_cut = _share_cut(reader)
     lost = {
         "down": watch.down_s,
-        "retrained": found.retrained * median(step_s or [0.0]),
-        "replayed": share_cut * (played.seconds - watch.down_s),
+        "retrained": audited.retrained * median(step_s or [0.0]),
+        "replayed": share_cut * (run.seconds - watch.down_s),
     }
-    recoveries = [seconds for found in watch.recoveries_s.values() for seconds in found]
+    recoveries = [seconds for times in watch.recoveries_s.values() for seconds in times]
     return {
-        "seconds": round(played.seconds, 1),
-        "kills": played.kills.total(),
-        "kills_by_role": dict(sorted(played.kills.items())),
-        **asdict(found),
+        "seconds": round(run.seconds, 1),
+        "kills": run.kills.total(),
+        "kills_by_role": dict(sorted(run.kills.items())),
+        **asdict(audited),
         "recovery_median_s": round(median(recoveries or [0.0]), 2),
         "recovery_max_s": round(max(recoveries, default=0.0), 2),
         "recovery_by_role_s": {
-            role: round(median(found), 2) for role, found in sorted(watch.recoveries_s.items())
+            role: round(median(times), 2) for role, times in sorted(watch.recoveries_s.items())
         },
-        "effective_time_ratio": round(1 - sum(lost.values()) / played.seconds, 4),
+        "effective_time_ratio": round(1 - sum(lost.values()) / run.seconds, 4),
         "lost_s": {name: round(seconds, 1) for name, seconds in lost.items()},
-        "trainer_lives_lost": played.checkpoint_progress.lost_lives,
+        "trainer_lives_lost": run.checkpoint_progress.lost_lives,
         "ended_alone": watch.supervisor.ended_alone,
         "batches": trained,
         "success": watch.snapshot.success if watch.snapshot else None,
@@ -280,5 +280,5 @@ def report(played: ChaosRun) -> dict[str, Any]:
 def _share_cut(reader: Reader) -> float:
     """Return the share of steps played that belong to episodes cut off by a kill."""
     cut = {row.id for row in reader.trajectories() if row.reason in CUT}
-    played = Counter(step.trajectory_id in cut for step in step_times(reader))
-    return played[True] / max(1, played.total())
+    steps_by_trajectory = Counter(step.trajectory_id in cut for step in step_times(reader))
+    return steps_by_trajectory[True] / max(1, steps_by_trajectory.total())

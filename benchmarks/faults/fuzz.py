@@ -1,15 +1,15 @@
-"""Random and mutated messages against every socket, and truncated files of a run.
+"""Does any random or mutated message, or truncated file of a run, break a process or change the run?
 
     python benchmarks/faults/fuzz.py --messages 1000000 --configs 20000 --run RUN --files 2000 [--seed 0]
 
-messages   at data's request address, both ends of its telemetry, and a rollout worker's address: frames
+messages   at the data service's request address, both ends of its telemetry, and a rollout worker's address: frames
            of noise, valid messages with bytes flipped, cut, doubled or moved (results that are valid are
            left out), wrong and repeated ids. None is lost on the way, and each with an id is answered.
            Then the run must be unchanged and must answer.
 requests   a tenth as many: well-formed requests and heartbeats with random values, which may change the
            run but must never break a handler or the process
 files      each file of a run is cut at a random place; its readers must work or report why not
-configs    mutated configurations: valid, or one line with a cure
+configs    mutated configurations: valid, or one line with a fix
 
 The last line is JSON; `crashed`, `unanswered` and `changed` must be 0 and the lists empty, else the exit
 code is 1. A hang ends in a DeadlineError. Tests run the same with small numbers.
@@ -66,12 +66,19 @@ DEADLINE_S = 60.0
 
 
 def ledger_of(run_dir: Path) -> object:
-    """All of a run's database that messages could change."""
+    """Return everything in a run's database that messages could change."""
     with open_reader(run_dir) as reader:
         return (
-            *(reader.groups(), reader.trajectories(), reader.batches(), reader.metrics()),
-            *(reader.newest_version(), reader.task_progress(), reader.decisions()),
-            *(reader.total("steps"), reader.total("screenshots"), reader.syncs()),
+            reader.groups(),
+            reader.trajectories(),
+            reader.batches(),
+            reader.metrics(),
+            reader.newest_version(),
+            reader.task_progress(),
+            reader.decisions(),
+            reader.total("steps"),
+            reader.total("screenshots"),
+            reader.syncs(),
         )
 
 
@@ -105,9 +112,9 @@ async def _give_weights(address: str, folder: Path) -> None:
 
     from dart_cli.weights.file import FileChannel
 
-    found = FileChannel(folder).publish({"w": torch.zeros(1)}, 2)
+    publication = FileChannel(folder).publish({"w": torch.zeros(1)}, 2)
     message = WeightsPublished(
-        policy_version=2, path=str(found.path), digest=found.digest, updates=2
+        policy_version=2, path=str(publication.path), digest=publication.digest, updates=2
     )
     async with (
         asyncio.timeout(DEADLINE_S),
@@ -127,7 +134,7 @@ async def _is_up(address: str) -> None:
 
     Raises DeadlineError, or TimeoutError where the telemetry is dead.
     """
-    asked = time.time()
+    asked_at = time.time()
     async with (
         asyncio.timeout(DEADLINE_S),
         Requester(address, name="fuzz", peer="dart data") as requester,
@@ -135,18 +142,18 @@ async def _is_up(address: str) -> None:
         while True:
             reply = await requester.request(StatusRequest(), DEADLINE_S)
             assert isinstance(reply, StatusReply)
-            seen = Snapshot.model_validate(reply.snapshot)
-            rollouts = [each for each in seen.processes if each.worker == "rollout-0"]
-            if any(seen.now - each.heartbeat_age_s > asked for each in rollouts):
+            snapshot = Snapshot.model_validate(reply.snapshot)
+            rollouts = [process for process in snapshot.processes if process.worker == "rollout-0"]
+            if any(snapshot.now - rollout.heartbeat_age_s > asked_at for rollout in rollouts):
                 return
             await asyncio.sleep(0.05)
 
 
 class _Answers:
-    """What comes back at a DEALER: how much is still to come, and what told of a broken handler."""
+    """The answers that come back at a DEALER: how many are still expected, how many tell of a broken handler."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self.wanted = self.broken = 0
+        self.expected = self.broken = 0
         self._socket = socket
 
     async def drain(self) -> None:
@@ -156,11 +163,11 @@ class _Answers:
                 try:
                     frames = self._socket.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
-                    if self.wanted <= 0:
+                    if self.expected <= 0:
                         return
                     await asyncio.sleep(0)  # the service's turn; it may share this loop
                     continue
-                self.wanted -= 1
+                self.expected -= 1
                 with contextlib.suppress(ProtocolError):
                     answer = decode(frames[1:])
                     self.broken += isinstance(answer, ErrorReply) and " failed at " in answer.error
@@ -181,14 +188,14 @@ class _Progress:
 
     def __init__(self, what: str, of: int) -> None:
         self._what, self._of = what, of
-        self._began = self._said = time.monotonic()
+        self._began = self._last_line = time.monotonic()
 
-    def tell(self, done: int) -> None:
-        """So many are done."""
-        if (now := time.monotonic()) - self._said >= SAY_S:
-            self._said = now
-            pace = done / (now - self._began)
-            print(f"{done:,} of {self._of:,} {self._what}, {pace:,.0f}/s", file=sys.stderr)
+    def tell(self, completed: int) -> None:
+        """Print the progress after `completed` items, at most once in SAY_S seconds."""
+        if (now := time.monotonic()) - self._last_line >= SAY_S:
+            self._last_line = now
+            pace = completed / (now - self._began)
+            print(f"{completed:,} of {self._of:,} {self._what}, {pace:,.0f}/s", file=sys.stderr)
 
 
 KINDS = {DATA: zmq.DEALER, "rollout-0": zmq.DEALER, TELEMETRY_IN: zmq.XPUB, TELEMETRY_OUT: zmq.XSUB}
@@ -225,7 +232,7 @@ async def fuzz_sockets(config: Config, count: int, seed: int) -> dict[str, Any]:
                 if name in answers:
                     length = chance.choice([16, 16, 16, chance.randrange(40)])
                     key = chance.choice([b"\1" * 16, chance.randbytes(length)])
-                    answers[name].wanted += len(key) == 16
+                    answers[name].expected += len(key) == 16
                     await _sent(sockets[name], [key, *frames])
                 elif KINDS[name] == zmq.XSUB:
                     # A frame a message: it keeps parts of longer ones back and then aborts itself.
@@ -234,11 +241,11 @@ async def fuzz_sockets(config: Config, count: int, seed: int) -> dict[str, Any]:
                 else:
                     await _sent(sockets[name], frames or [b""])
                 if number % BURST == 0:
-                    for each in answers.values():
-                        await each.drain()
+                    for answer in answers.values():
+                        await answer.drain()
                     progress.tell(number)
-            for each in answers.values():
-                await each.drain()
+            for answer in answers.values():
+                await answer.drain()
             await _is_up(addresses[DATA])
             pace = count / (time.monotonic() - began)
         finally:
@@ -249,8 +256,8 @@ async def fuzz_sockets(config: Config, count: int, seed: int) -> dict[str, Any]:
         "messages": count,
         "messages_by_socket": dict(sorted(sent.items())),
         "messages_per_s": round(pace),
-        "crashed": sum(each.broken for each in answers.values()),
-        "unanswered": sum(each.wanted for each in answers.values()),
+        "crashed": sum(answer.broken for answer in answers.values()),
+        "unanswered": sum(answer.expected for answer in answers.values()),
         "changed": int(changed),
     }
 
@@ -294,7 +301,7 @@ async def fuzz_requests(config: Config, count: int, seed: int) -> dict[str, Any]
 
 
 def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Everything that reads files of a run, by name."""
+    """Return all functions that read files of a run, by name."""
     from dart_cli.evaluation.results import read_evaluation
     from dart_cli.inspection.run_lookup import find_subject
     from dart_cli.inspection.trajectories import read_trajectory
@@ -319,8 +326,8 @@ def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
             store.begin_run(0, "{}", [])
 
     def take_weights() -> None:
-        if found := newest_version(run_dir / "weights"):
-            check_files(found.path, check_announced(found.path, found.policy_version, ""))
+        if version := newest_version(run_dir / "weights"):
+            check_files(version.path, check_announced(version.path, version.policy_version, ""))
 
     yield "configuration", lambda: read_run(run_dir)
     yield "database", read_all
@@ -333,7 +340,7 @@ def readers(run_dir: Path) -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def fuzz_files(run_dir: Path, count: int, seed: int) -> dict[str, Any]:
-    """Cut files of copies of a finished run, `count` in all; how many readers broke, and where."""
+    """Cut `count` files of copies of a finished run; return how many readers broke, and where."""
     chance = random.Random(seed)
     files = sorted(path.relative_to(run_dir) for path in run_dir.rglob("*") if path.is_file())
     crashed: list[str] = []
@@ -343,7 +350,7 @@ def fuzz_files(run_dir: Path, count: int, seed: int) -> dict[str, Any]:
             copy = Path(folder) / "run"
             shutil.copytree(run_dir, copy, ignore=_no_sockets)
             os.truncate(copy / victim, chance.randrange((run_dir / victim).stat().st_size + 1))
-            crashed += [f"{victim}: {told}" for told in _broken(readers(copy))]
+            crashed += [f"{victim}: {problem}" for problem in _broken(readers(copy))]
     return {"files": count, "files_crashed": sorted(set(crashed))}
 
 
@@ -352,7 +359,7 @@ def _no_sockets(folder: str, names: list[str]) -> list[str]:
 
 
 def _broken(attempts: Iterable[tuple[str, Callable[[], object]]]) -> Iterator[str]:
-    """Those that raise anything but an error of ours in one line."""
+    """Yield the errors that are not ours or have more than one line."""
     for name, attempt in attempts:
         try:
             attempt()
@@ -364,7 +371,7 @@ def _broken(attempts: Iterable[tuple[str, Callable[[], object]]]) -> Iterator[st
 
 
 def fuzz_configs(count: int, seed: int) -> dict[str, Any]:
-    """Mutate the shipped configurations; how many were neither valid nor one line."""
+    """Mutate the shipped configurations; return how many were neither valid nor refused in one line."""
     chance = random.Random(seed)
     texts = [path.read_bytes() for path in sorted((ROOT / "configs").glob("*.toml"))]
     crashed: list[str] = []
@@ -395,14 +402,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in ("strangers", "requests"):
             Path(folder, name).mkdir(mode=0o700)
-        strange, asked = (
+        strange, options = (
             Config.model_validate(
                 {"run": {"dir": Path(folder, name)}, "rollout": {"engine": "scripted"}}
             )
             for name in ("strangers", "requests")
         )
         result |= asyncio.run(fuzz_sockets(strange, arguments.messages, arguments.seed))
-        result |= asyncio.run(fuzz_requests(asked, arguments.messages // 10, arguments.seed))
+        result |= asyncio.run(fuzz_requests(options, arguments.messages // 10, arguments.seed))
     if arguments.run:
         result |= fuzz_files(arguments.run, arguments.files, arguments.seed)
     result |= fuzz_configs(arguments.configs, arguments.seed)

@@ -96,7 +96,9 @@ def random_message(kind: type[Message], chance: random.Random) -> Message:
             places = [each["loc"] for each in error.errors(include_url=False)]
             # An error without a place says that the fields do not go together. In order: seeds repeat.
             refused = (
-                dict.fromkeys(str(each[0]) for each in places) if all(places) else kind.model_fields
+                dict.fromkeys(str(place[0]) for place in places)
+                if all(places)
+                else kind.model_fields
             )
 
 
@@ -106,13 +108,13 @@ def _hints(kind: type[Message]) -> dict[str, Any]:
 
 
 def corpus(chance: random.Random, each: int = 5) -> list[list[bytes]]:
-    """Frames of well-formed messages of every kind."""
-    found: list[list[bytes]] = []
-    while len(found) < each * len(MESSAGES):
+    """Return the frames of well-formed messages of every kind."""
+    messages: list[list[bytes]] = []
+    while len(messages) < each * len(MESSAGES):
         with contextlib.suppress(ProtocolError):  # an int that msgpack cannot carry
-            kind = list(MESSAGES.values())[len(found) // each]
-            found.append(encode(random_message(kind, chance)))
-    return found
+            kind = list(MESSAGES.values())[len(messages) // each]
+            messages.append(encode(random_message(kind, chance)))
+    return messages
 
 
 def mutated(frames: list[bytes], chance: random.Random) -> list[bytes]:
@@ -146,7 +148,7 @@ def mutated(frames: list[bytes], chance: random.Random) -> list[bytes]:
 
 
 def is_message(frames: list[bytes]) -> bool:
-    """Whether the action parser accepts them."""
+    """Return True if the bus decodes the frames as a message."""
     try:
         decode(frames)
     except ProtocolError:
@@ -155,12 +157,12 @@ def is_message(frames: list[bytes]) -> bool:
 
 
 def strangers(count: int, chance: random.Random) -> Iterator[list[bytes]]:
-    """`count` mutated messages that are not valid."""
-    known: list[list[bytes]] = []
+    """Return `count` mutated messages that are not valid."""
+    messages: list[list[bytes]] = []
     while count:
-        if count % FRESH == 0 or not known:
-            known = corpus(chance)
-        frames = mutated(chance.choice(known), chance)
+        if count % FRESH == 0 or not messages:
+            messages = corpus(chance)
+        frames = mutated(chance.choice(messages), chance)
         if not is_message(frames):
             count -= 1
             yield frames

@@ -72,8 +72,8 @@ def local_cluster(*resources: Mapping[str, Any]) -> Iterator[LocalCluster]:
         assert process.stdout is not None
         assert process.stdin is not None
         try:
-            told = json.loads(process.stdout.readline())
-            yield LocalCluster(told["address"], told["nodes"], environment, process)
+            answer = json.loads(process.stdout.readline())
+            yield LocalCluster(answer["address"], answer["nodes"], environment, process)
         finally:
             process.stdin.close()
             process.wait(_END_S)
@@ -90,8 +90,8 @@ def main(resources: list[dict[str, Any]]) -> None:
     cluster = Cluster()
     nodes: list[Any] = []
     try:
-        for each in resources:
-            how = {"object_store_memory": _STORE_BYTES, "node_ip_address": "127.0.0.1", **each}
+        for resource in resources:
+            how = {"object_store_memory": _STORE_BYTES, "node_ip_address": "127.0.0.1", **resource}
             if not nodes:
                 how |= {"include_dashboard": False, "no_monitor": True}
             nodes.append(cluster.add_node(include_log_monitor=False, **how))

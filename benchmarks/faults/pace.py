@@ -1,4 +1,4 @@
-"""How fast a run with kills learned, compared with a run without.
+"""Compares how fast a run with kills learned with a run without them.
 
     LearningCurve    success over batches, and when each batch was in the weights
     learning_curve   reads it from a run's database
@@ -40,7 +40,7 @@ def learning_curve(reader: Reader, began: float) -> LearningCurve:
 
 
 def _success(reader: Reader, batches: int) -> list[tuple[int, float]]:
-    """Success by number of batches in the weights that played: mean over tasks, where most have data."""
+    """Return success by number of batches in the weights that played: means over tasks, where most have data."""
     marks = [
         (row.trained_version, row.id)
         for row in reader.batches()
@@ -49,16 +49,16 @@ def _success(reader: Reader, batches: int) -> list[tuple[int, float]]:
     versions = [version for version, _ in sorted(marks)]
     numbers = [number for _, number in sorted(marks)]
     bucket = max(1, -(-batches // POINTS))
-    found: dict[int, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    passes: dict[int, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for task_id, row in outcomes(reader):
         if row.counted and row.oldest_version is not None:
             at = bisect_right(versions, row.oldest_version)
-            played = numbers[at - 1] if at else 0
-            found[played // bucket][task_id].append(row.outcome == "pass")
-    most = max((len(tasks) for tasks in found.values()), default=0)
+            trajectories = numbers[at - 1] if at else 0
+            passes[trajectories // bucket][task_id].append(row.outcome == "pass")
+    most = max((len(tasks) for tasks in passes.values()), default=0)
     return [
-        (place * bucket, sum(sum(each) / len(each) for each in tasks.values()) / len(tasks))
-        for place, tasks in sorted(found.items())
+        (place * bucket, sum(sum(passed) / len(passed) for passed in tasks.values()) / len(tasks))
+        for place, tasks in sorted(passes.items())
         if 2 * len(tasks) >= most
     ]
 

@@ -1,9 +1,9 @@
-"""The quickstart on a Ray cluster of three nodes, beside the same run of one host; and with a node killed.
+"""Does the quickstart learn on a Ray cluster of three nodes as on one host, also with a node killed?
 
     python benchmarks/faults/ray_cluster.py                                # all three arms, seed 0
     python benchmarks/faults/ray_cluster.py --arms ray --seeds 1 --updates 60 --out benchmarks/results/ray.json
 
-Arms: `one-host` is `dart up CONFIG`; `ray` is the same with `--ray`, data and train on the first node, the
+Arms: `one-host` is `dart up CONFIG`; `ray` is the same with `--ray`, the data service and the trainer on the first node, the
 rollout worker and the environments on the two others; `ray-killed` kills the node of the environments when half
 of the updates are done: all its processes at once, as a host that is lost. Success is over held-out episodes,
 before (in the first arm, the weights are the same) and after; of the killed run, an audit of what had
@@ -44,20 +44,20 @@ _POLL_S = 0.5
 
 
 def play(arm: str, seed: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One run to its end, and what came of it."""
+    """Play one run to its end and return its results."""
     with local_cluster(*NODES) if arm != "one-host" else nullcontext() as cluster:
         run_dir = folder / f"{arm}-{seed}"
         command = [sys.executable, "-m", "dart_cli", "up", options.config]
         if cluster is not None:
             command += ["--ray", cluster.address]
-        for given in (
+        for setting in (
             f"run.dir={run_dir}",
             f"run.seed={seed}",
             f"train.updates={options.updates}",
             f"eval.episodes={options.episodes}",
             *options.set,
         ):
-            command += ["--set", given]
+            command += ["--set", setting]
         environment: Mapping[str, str] = os.environ if cluster is None else cluster.environment
         began = time.monotonic()
         child = subprocess.Popen(
@@ -73,7 +73,7 @@ def play(arm: str, seed: int, options: argparse.Namespace, folder: Path) -> dict
         assert child.stdout is not None
         printed = child.stdout.read()
         if child.wait() != 0:
-            sys.exit("\n".join(watch.said[-20:]))
+            sys.exit("\n".join(watch.lines[-20:]))
     result = json.loads(printed.splitlines()[-1])
     row = {
         "arm": arm,
@@ -81,64 +81,72 @@ def play(arm: str, seed: int, options: argparse.Namespace, folder: Path) -> dict
         **{
             key: result[key]
             for key in (
-                *("success_before", "success_after", "success_after_interval", "greedy_after"),
-                *("minutes", "trajectories", "updates", "policy_version"),
+                "success_before",
+                "success_after",
+                "success_after_interval",
+                "greedy_after",
+                "minutes",
+                "trajectories",
+                "updates",
+                "policy_version",
             )
         },
         "compositions_after": result["compositions"]["after"],
         "minutes_with_evaluations": round((time.monotonic() - began) / 60, 2),
     }
     with open_reader(run_dir) as reader, (run_dir / "logs" / "train.log").open() as log:
-        found = audit(reader, watch.finished, log)
+        audited = audit(reader, watch.finished, log)
     row["audit"] = {
         "seen_finished": len(watch.finished.ids),
         **{
-            key: getattr(found, key)
+            key: getattr(audited, key)
             for key in ("finished_lost", "double_trained", "never_trained", "steps_lost_max", "cut")
         },
     }
-    row["success_while_training"] = while_training(watch.said)
+    row["success_while_training"] = while_training(watch.lines)
     if watch.killed:
         row["killed"] = watch.killed
     return row
 
 
 def while_training(lines: Sequence[str]) -> dict[int, float]:
-    """Success by the updates done, nearest to each tenth, as `dart up` told it."""
-    found = (_PROGRESS.search(line) for line in lines)
-    told = {int(each[1]): float(each[2]) for each in found if each and each[2] != "-"}
-    last = max(told, default=0)
+    """Return the success that `dart up` printed at the update nearest to each tenth of the run."""
+    matches = (_PROGRESS.search(line) for line in lines)
+    seconds_by_update = {
+        int(match[1]): float(match[2]) for match in matches if match and match[2] != "-"
+    }
+    last = max(seconds_by_update, default=0)
     return {
-        tenth: told[min(told, key=lambda done: abs(done - tenth))]
+        tenth: seconds_by_update[min(seconds_by_update, key=lambda update: abs(update - tenth))]
         for tenth in range(_EACH, last + _EACH // 2, _EACH)
     }
 
 
 class Watch:
-    """Follows a run: what is finished, where its processes are; kills a node at half time."""
+    """A watcher of a run: it notes what is finished and where processes run, and kills a node at half time."""
 
     def __init__(
         self, child: subprocess.Popen[str], run_dir: Path, victim: LocalCluster | None, updates: int
     ) -> None:
-        self.finished, self.said = FinishedTrajectories(), list[str]()
+        self.finished, self.lines = FinishedTrajectories(), list[str]()
         self.killed: dict[str, Any] = {}
         self._child, self._run_dir, self._victim, self._updates = child, run_dir, victim, updates
         self._nodes: dict[str, tuple[str, float]] = {}  # worker -> node, since when
 
     def follow(self) -> None:
-        """Until the run has ended."""
+        """Watch the run until it has ended."""
         listening = threading.Thread(target=self._listen)
         listening.start()
         killed_at = 0.0
         while self._child.poll() is None:
             time.sleep(_POLL_S)
-            done = self._look()
-            if self._victim is not None and not killed_at and done >= self._updates // 2:
+            updates = self._look()
+            if self._victim is not None and not killed_at and updates >= self._updates // 2:
                 node = self._nodes["env-0"][0]
                 lost = sorted(name for name, (where, _) in self._nodes.items() if where == node)
                 self._victim.kill(node)
                 killed_at = time.monotonic()
-                self.killed = {"processes": lost, "after_updates": done}
+                self.killed = {"processes": lost, "after_updates": updates}
         listening.join()
         if killed_at:
             again = (self._nodes[name][1] for name in self.killed["processes"])
@@ -156,10 +164,10 @@ class Watch:
     def _listen(self) -> None:
         assert self._child.stderr is not None
         for line in self._child.stderr:
-            self.said.append(line.rstrip())
+            self.lines.append(line.rstrip())
             print(line, end="", file=sys.stderr, flush=True)
-            if found := _RUNS_ON.search(line):
-                self._nodes[found[1]] = (found[2], time.monotonic())
+            if match := _RUNS_ON.search(line):
+                self._nodes[match[1]] = (match[2], time.monotonic())
 
 
 def main() -> None:
@@ -180,8 +188,8 @@ def main() -> None:
         for arm in options.arms:
             with tempfile.TemporaryDirectory(prefix="dart-bench-") as folder:
                 row = play(arm, seed, options, Path(folder))
-            rows = [each for each in rows if (each["arm"], each["seed"]) != (arm, seed)] + [row]
-            rows.sort(key=lambda each: (ARMS.index(each["arm"]), each["seed"]))
+            rows = [row for row in rows if (row["arm"], row["seed"]) != (arm, seed)] + [row]
+            rows.sort(key=lambda row: (ARMS.index(row["arm"]), row["seed"]))
             result = {"benchmark": "ray", "nodes": len(NODES), "arms": rows}
             if options.out is not None:
                 options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """Keeps the commands of a run alive while a benchmark kills them.
 
-    ChaosSupervisor   each command started again the moment it ends, in a session of its own
+    ChaosSupervisor   starts each command again the moment it ends, in a separate session
     role_of           the role of a process, from its worker name
 
 Signals go to process groups, which psutil does not have: they reach re-parented children, too.
@@ -28,13 +28,13 @@ _LINE_BYTES = 2**24
 
 
 def role_of(name: str) -> str:
-    """`env` for `env-0`."""
+    """Return the role of a worker: `env` for `env-0`."""
     return name.partition("-")[0]
 
 
 @dataclass
 class ChaosSupervisor:
-    """Keeps commands of `dart` running until `end`."""
+    """A supervisor that keeps commands of `dart` running until `end`."""
 
     commands: Mapping[str, Sequence[str]]  # worker name -> arguments of `dart`, data last
     log: TextIO
@@ -45,14 +45,14 @@ class ChaosSupervisor:
     _ending: bool = False
 
     def pid(self, name: str) -> int:
-        """Of its present process; 0 between two, so from the kill on."""
+        """Return the id of the command's present process; 0 from a kill until the next start."""
         process = self._processes.get(name)
         if process is None or process.returncode is not None or process.pid in self._killed:
             return 0
         return process.pid
 
     def kill(self, name: str) -> None:
-        """SIGKILL, children included."""
+        """Send SIGKILL to the process and its children."""
         if pid := self.pid(name):
             self._killed.add(pid)
             _signal(pid, signal.SIGKILL)
@@ -61,7 +61,10 @@ class ChaosSupervisor:
         """Run one command, again and again."""
         while not self._ending:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "dart_cli", *self.commands[name]),
+                sys.executable,
+                "-m",
+                "dart_cli",
+                *self.commands[name],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if name == STATUS else self.log,
                 stderr=self.log,

@@ -1,4 +1,4 @@
-"""Broadcast weights to four workers under load while processes of every side are killed and stopped.
+"""Do four workers under load always serve published weights while every side is killed and stopped?
 
     python benchmarks/faults/weights_soak.py [--updates 200] [--every 0.8] [--workers 4] [--kill-every 8]
                                       [--channel gloo] [--out benchmarks/results/weights_soak.json]
@@ -6,7 +6,7 @@
 `dart data`, `dart rollout` workers with the transformers engine, and a trainer that publishes another random
 step of a small model's weights each `--every` seconds over the run's own channel. Clients ask the workers
 without pause, through the router that environments use. Meanwhile the sides take turns: SIGKILL of the
-trainer, a worker and data (each is started again), SIGSTOP of a worker and of the trainer for longer than
+trainer, a worker and the data service (each is started again), SIGSTOP of a worker and of the trainer for longer than
 a broadcast's deadline, then SIGCONT.
 
 The last line is JSON. Must be 0: `aborted` (requests that a client got no whole completion to),
@@ -131,23 +131,23 @@ def main() -> int:
 
 
 class WeightsByVersion(list[Weights]):
-    """Weights by version, made when they are asked for: each another random step from the first."""
+    """Weights by version, which are made when they are asked for: a random step from the first each."""
 
     def __init__(self, policy: LoadedPolicy) -> None:
         super().__init__()
-        self._made: dict[int, Weights] = {}  # a few, the newest last
+        self._cache: dict[int, Weights] = {}  # a few, the newest last
         self._start = {name: t.clone() for name, t in weight_tensors(policy.model).items()}
 
     def __getitem__(self, version: int) -> Weights:  # type: ignore[override]
-        if version not in self._made:
+        if version not in self._cache:
             generator = torch.Generator().manual_seed(version)
-            self._made[version] = {
+            self._cache[version] = {
                 name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator) * (version > 0)
                 for name, tensor in self._start.items()
             }
-            for old in list(self._made)[:-4]:
-                del self._made[old]
-        return self._made[version]
+            for old in list(self._cache)[:-4]:
+                del self._cache[old]
+        return self._cache[version]
 
 
 # --- the trainer's process --------------------------------------------------------------------
@@ -167,24 +167,30 @@ async def train(config: Config, last: int, every_s: float) -> None:
             replier = await stack.enter_async_context(Replier(address, curve=curve))
             await stack.enter_async_context(background(replier.serve(channel.answer)))
         hello = TrainerHello(policy_version=-1, last_batch_id=0, updates=0)
-        known = await data.request(hello, REQUEST_S)
-        assert isinstance(known, HelloReply)
-        taken = [known.policy_version, *versions(weights_dir(config))]
-        at = None if known.policy_version < 0 else KnownVersion(known.policy_version, known.digest)
-        for version in range(max(taken) + 1, last + 1):
+        welcome = await data.request(hello, REQUEST_S)
+        assert isinstance(welcome, HelloReply)
+        versions_in_use = [welcome.policy_version, *versions(weights_dir(config))]
+        at = (
+            None
+            if welcome.policy_version < 0
+            else KnownVersion(welcome.policy_version, welcome.digest)
+        )
+        for version in range(max(versions_in_use) + 1, last + 1):
             began = time.monotonic()
-            if version == max(taken) + 1:
-                made = await asyncio.to_thread(channel.resume, weights[version], version, (), at)
+            if version == max(versions_in_use) + 1:
+                publication = await asyncio.to_thread(
+                    channel.resume, weights[version], version, (), at
+                )
             else:
-                made = await asyncio.to_thread(
+                publication = await asyncio.to_thread(
                     lambda v: channel.begin(weights[v], v).result(), version
                 )
-            assert made.policy_version == version
+            assert publication.policy_version == version
             await data.request(
                 WeightsPublished(
                     policy_version=version,
-                    path=str(made.path),
-                    digest=made.digest,
+                    path=str(publication.path),
+                    digest=publication.digest,
                     updates=version,
                 ),
                 REQUEST_S,
@@ -202,7 +208,7 @@ class Soak:
 
     file: Path
     arguments: argparse.Namespace
-    done: list[tuple[ActRequest, Completion]] = field(default_factory=list)
+    answers: list[tuple[ActRequest, Completion]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)
@@ -213,7 +219,7 @@ class Soak:
     _ending: bool = False
 
     async def run(self) -> dict[str, Any]:
-        """All of it."""
+        """Run the whole soak test."""
         config = load_config(self.file, [])
         config.run.dir.mkdir(mode=0o700)
         (config.run.dir / "logs").mkdir()
@@ -252,7 +258,7 @@ class Soak:
             "channel": self.arguments.channel,
             "updates": self.arguments.updates,
             "workers": len(names),
-            "requests": len(self.done),
+            "requests": len(self.answers),
             "aborted": len(self.failed),
             "wrong_spans": len(self.wrong),
             "hanging": []
@@ -272,7 +278,7 @@ class Soak:
         }
 
     async def until(self, condition: Any, deadline_s: float) -> bool:
-        """Whether it becomes true in time."""
+        """Return True if the condition becomes true in time."""
         deadline = time.monotonic() + deadline_s
         while not condition():
             if time.monotonic() > deadline:
@@ -317,15 +323,15 @@ class Soak:
         while not self._ending:
             task = tasks[(client + step) % len(tasks)]
             seed = CLIENTS * step + client
-            seen, info = env.reset(seed=seed, options={"task": task})
+            observation, info = env.reset(seed=seed, options={"task": task})
             request = ActRequest(
                 trajectory_id=f"t{client}-{step}",
                 step=0,
                 instruction=str(info.get("instruction", task.instruction)),
                 turns=[],
-                screenshot=seen.screenshot,
-                width=seen.width,
-                height=seen.height,
+                screenshot=observation.screenshot,
+                width=observation.width,
+                height=observation.height,
                 sampling=Sampling(temperature=1.0, max_tokens=TOKENS, seed=seed),
             )
             try:
@@ -345,17 +351,17 @@ class Soak:
             return
         spans, length = completion.sampled.version_spans, len(completion.sampled)
         edges = [0, *(edge for span in spans for edge in (span.start, span.end)), length]
-        told = [span.version for span in spans]
+        span_versions = [span.version for span in spans]
         if (
             edges[::2] != edges[1::2]
-            or told != sorted(set(told))
-            or not 0 <= told[0] <= told[-1] <= self.arguments.updates
+            or span_versions != sorted(set(span_versions))
+            or not 0 <= span_versions[0] <= span_versions[-1] <= self.arguments.updates
         ):
             self.wrong.append(f"{request.trajectory_id}: {spans} of {length} tokens")
-        self.done.append((request, completion))
+        self.answers.append((request, completion))
 
     async def kill(self, workers: list[str]) -> None:
-        """Strike the sides in turn, until cancelled."""
+        """Kill or stop the sides in turn, until cancelled."""
         choice = Random(self.arguments.seed)
         turns = (
             *(("rollout", signal.SIGKILL), ("rollout", signal.SIGSTOP)),
@@ -387,20 +393,20 @@ class Soak:
         """Return the largest error of completions of several versions."""
         policy = load_policy(config.model.path)
         weights = WeightsByVersion(policy)
-        mixed = [pair for pair in self.done if len(pair[1].sampled.version_spans) > 1]
+        mixed = [pair for pair in self.answers if len(pair[1].sampled.version_spans) > 1]
         scored = mixed[:: max(1, len(mixed) // SCORED)][:SCORED]
         worst = 0.0
         for request, completion in scored:
-            asked = GenerateRequest(
+            replay = GenerateRequest(
                 request_id=request.trajectory_id,
                 prompt_token_ids=completion.prompt_token_ids,
                 images=[request.screenshot],
                 sampling=request.sampling,
             )
-            drawn = Generation(completion.sampled, completion.stop, 0.0, 0.0)
-            replayed = torch.tensor(replayed_logprobs(policy, asked, drawn, weights))
-            told = torch.tensor(completion.sampled.behaviour_logprobs)
-            worst = max(worst, float((told - replayed).abs().max()))
+            generation = Generation(completion.sampled, completion.stop, 0.0, 0.0)
+            replayed = torch.tensor(replayed_logprobs(policy, replay, generation, weights))
+            behaviour = torch.tensor(completion.sampled.behaviour_logprobs)
+            worst = max(worst, float((behaviour - replayed).abs().max()))
         return {
             "completions_of_several_versions": len(mixed),
             "scored": len(scored),
@@ -411,12 +417,12 @@ class Soak:
         """Return what the workers told data of their rounds."""
         with open_reader(config.run.dir) as reader:
             rows = list(reader.syncs())
-        taken = [row for row in rows if not row.error]
+        successes = [row for row in rows if not row.error]
         errors = {row.error.replace(str(config.run.dir), "RUN")[:120] for row in rows if row.error}
-        halts = sorted(1e3 * (row.pause_s) for row in taken)
+        halts = sorted(1e3 * (row.pause_s) for row in successes)
         return {
-            "syncs": len(taken),
-            "refused": len(rows) - len(taken),
+            "syncs": len(successes),
+            "refused": len(rows) - len(successes),
             "refusals": sorted(errors)[:MOST_WRONG],
             "pause_p50_ms": round(statistics.median(halts or [0.0]), 1),
             "pause_max_ms": round(max(halts, default=0.0), 1),
@@ -424,9 +430,11 @@ class Soak:
 
 
 def rounds(log: Path) -> dict[str, object]:
-    """Broadcasts that the trainer's log has, and how many workers took part in each."""
+    """Return the broadcasts in the trainer's log, and how many workers took part in each."""
     text = log.read_text(encoding="utf-8", errors="replace")
-    sizes = Counter(found.count(",") + 1 for found in re.findall(r"bytes to (.*) in ", text))
+    sizes = Counter(
+        receivers.count(",") + 1 for receivers in re.findall(r"bytes to (.*) in ", text)
+    )
     return {
         "broadcasts": dict(sorted(sizes.items())),
         "broken": len(re.findall(r"broke off|was not joined", text)),

@@ -1,9 +1,9 @@
-"""What one CUDA machine says of this code: scripts/gpu-check runs it. No network, no installation.
+"""Does this code work on one CUDA machine, and how fast? scripts/gpu-check runs it, without network or installation.
 
     scripts/gpu-check [--minutes 9] [--only NAME ...] [--out FILE]
     scripts/gpu-check --device cpu --tiny     # the same code on a small model: a check of the checks
 
-Each check (kernels.py, training.py, serving.py, ranks.py, loop.py) is a process of its own: one that fails, hangs
+Each check (kernels.py, training.py, serving.py, ranks.py, loop.py) is a separate process: one that fails, hangs
 or runs out of memory is recorded and the next one starts with an empty GPU. A check that this machine's
 packages cannot run is `missed`, with the reason; torch alone must be there.
 
@@ -79,8 +79,8 @@ def within(module: str, function: str) -> Callable[[Any], dict[str, Any]]:
     """Return a function of a module that is imported when it is called, so that its packages are its own need."""
 
     def run(settings: Any) -> dict[str, Any]:
-        found: dict[str, Any] = getattr(importlib.import_module(module), function)(settings)
-        return found
+        figures: dict[str, Any] = getattr(importlib.import_module(module), function)(settings)
+        return figures
 
     return run
 
@@ -111,7 +111,7 @@ def allowance(check: Check, later: Sequence[Check], left: float) -> float:
 
     A spare check keeps none. Where the shares are more than is left, all are less in the same ratio.
     """
-    theirs = sum(each.seconds for each in later if not each.is_spare)
+    theirs = sum(run.seconds for run in later if not run.is_spare)
     if check.is_spare:
         return max(0.0, left - theirs)
     return left - theirs * min(1.0, left / (check.seconds + theirs))
@@ -138,10 +138,10 @@ class Run:
     began: float
     limit_s: float
     outcomes: list[Outcome] = field(default_factory=list)
-    current: BaseProcess | None = None  # leads a group of its own
+    current: BaseProcess | None = None  # leads a separate process group
 
     def left(self) -> float:
-        """Seconds that checks may still take."""
+        """Return the seconds that checks may still take."""
         return self.limit_s - RESERVE_S - (time.monotonic() - self.began)
 
     def all(self, settings: Any) -> None:
@@ -150,7 +150,7 @@ class Run:
             left = self.left()
             if left < LEAST_S:
                 self.outcomes += [
-                    _left_out(each, "no time was left") for each in self.checks[number:]
+                    _left_out(check, "no time was left") for check in self.checks[number:]
                 ]
                 self.write()
                 return
@@ -167,7 +167,7 @@ class Run:
             self.write()
 
     def one(self, check: Check, settings: Any, seconds: float) -> Outcome:
-        """One check in a process of its own, ended after `seconds`."""
+        """Run one check in a separate process, which is ended after `seconds`."""
         began = time.monotonic()
         context = multiprocessing.get_context("fork")
         receiver, sender = context.Pipe(duplex=False)
@@ -182,10 +182,10 @@ class Run:
             if receiver.poll(seconds):
                 result = json.loads(receiver.recv_bytes())
             elif seconds < check.seconds:
-                why = f"not over in the {seconds:.0f} s left to it{_asked(process, stack)}"
+                why = f"not over in the {seconds:.0f} s left to it{_stack_of(process, stack)}"
                 result = {"state": "left_out", "why": why}
             else:
-                result["why"] = f"not over after {seconds:.0f} s{_asked(process, stack)}"
+                result["why"] = f"not over after {seconds:.0f} s{_stack_of(process, stack)}"
         except EOFError:  # it ended and reported nothing
             process.join(END_S)
             result["why"] = f"its process ended with {process.exitcode}; was it out of memory?"
@@ -210,35 +210,39 @@ class Run:
     def write(self) -> None:
         """Write the report so far."""
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        self.out.write_text(self.told(self.report(), indent=1) + "\n")
+        self.out.write_text(self.as_text(self.report(), indent=1) + "\n")
 
-    def told(self, report: dict[str, Any], indent: int | None = None) -> str:
+    def as_text(self, report: dict[str, Any], indent: int | None = None) -> str:
         """Return a report as JSON, without the name of this machine's scratch folder."""
         return json.dumps(report, indent=indent).replace(str(self.scratch), "SCRATCH")
 
     def report(self) -> dict[str, Any]:
-        """All of it, for the file; a check that has not begun is left out."""
-        over = {each.name for each in self.outcomes}
+        """Return the whole report for the file; a check that has not begun is left out."""
+        over = {outcome.name for outcome in self.outcomes}
         outcomes = [
             *self.outcomes,
-            *(_left_out(each, "not over") for each in self.checks if each.name not in over),
+            *(_left_out(check, "not over") for check in self.checks if check.name not in over),
         ]
         return {
             "versions": versions(),
             "not_installed": requirements(),
             "seconds": round(time.monotonic() - self.began, 1),
             "limit_s": self.limit_s,
-            "failed": [each.name for each in outcomes if each.state == "failed"],
-            "missed": {each.name: each.why for each in outcomes if each.state == "missed"},
-            "left_out": {each.name: each.why for each in outcomes if each.state == "left_out"},
+            "failed": [outcome.name for outcome in outcomes if outcome.state == "failed"],
+            "missed": {
+                outcome.name: outcome.why for outcome in outcomes if outcome.state == "missed"
+            },
+            "left_out": {
+                outcome.name: outcome.why for outcome in outcomes if outcome.state == "left_out"
+            },
             "checks": {
-                each.name: {
-                    "state": each.state,
-                    "seconds": round(each.seconds, 1),
-                    "why": each.why,
-                    "measured": each.measured,
+                outcome.name: {
+                    "state": outcome.state,
+                    "seconds": round(outcome.seconds, 1),
+                    "why": outcome.why,
+                    "measured": outcome.measured,
                 }
-                for each in outcomes
+                for outcome in outcomes
             },
         }
 
@@ -247,7 +251,7 @@ class Run:
         report = self.report()
         if report["left_out"]:
             print(f"left out: {', '.join(report['left_out'])}")
-        print(self.told(report), flush=True)
+        print(self.as_text(report), flush=True)
         return int(bool(report["failed"]))
 
     def watch(self) -> None:
@@ -290,7 +294,7 @@ def _child(check: Check, settings: Any, sender: Connection, stack: Path, seconds
             "why": str(error)
             if is_missed
             else f"{text} ({Path(where.filename).name}:{where.lineno})",
-            "found": getattr(error, "found", {}),
+            "found": getattr(error, "figures", {}),
         }
         if not is_missed:
             traceback.print_exc()
@@ -298,16 +302,16 @@ def _child(check: Check, settings: Any, sender: Connection, stack: Path, seconds
     sender.close()
 
 
-def _asked(process: BaseProcess, stack: Path) -> str:
-    """Where a check is, by its own word; empty where it gives none."""
+def _stack_of(process: BaseProcess, stack: Path) -> str:
+    """Return where a check is, as it reported itself; empty where it reported nothing."""
     if process.pid is None or not stack.exists():  # without a handler the signal would end it
         return ""
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGUSR1)
     until = time.monotonic() + STACK_S
-    while not (found := place(stack)) and time.monotonic() < until:
+    while not (text := place(stack)) and time.monotonic() < until:
         time.sleep(0.02)
-    return found
+    return text
 
 
 def place(stack: Path) -> str:
@@ -320,8 +324,8 @@ def place(stack: Path) -> str:
     except OSError:
         return ""
     lines = [*interrupted.splitlines(), *others.splitlines()]
-    ours = [each for each in lines if f'"{ROOT}/' in each and "/site-packages/" not in each][:3]
-    places = [re.sub(r'.*/([^/"]+)", line (\d+) in (\S+)', r"\1:\2 \3", each) for each in ours]
+    ours = [line for line in lines if f'"{ROOT}/' in line and "/site-packages/" not in line][:3]
+    places = [re.sub(r'.*/([^/"]+)", line (\d+) in (\S+)', r"\1:\2 \3", frame) for frame in ours]
     return f"; in {' < '.join(places)}" if places else ""
 
 
@@ -338,27 +342,27 @@ def requirements() -> list[str]:
     tree = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     missing = []
     for line in tree["project"]["dependencies"]:
-        found = re.match(r"[A-Za-z0-9_.-]+", line)
+        match = re.match(r"[A-Za-z0-9_.-]+", line)
         try:
-            metadata.version(found.group() if found else line)
+            metadata.version(match.group() if match else line)
         except metadata.PackageNotFoundError:
             missing.append(line)
     return missing
 
 
 def versions() -> dict[str, str]:
-    """Of what decides which checks can run."""
-    found = {"python": sys.version.split()[0]}
+    """Return the versions that decide which checks can run."""
+    installed = {"python": sys.version.split()[0]}
     for name in ("torch", "transformers", "safetensors", "peft", "vllm", "pytest"):
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = ""
-    return found
+            installed[name] = ""
+    return installed
 
 
 def result_file(device: str, *, tiny: bool, only: Sequence[str]) -> Path:
-    """Where the report goes: a trial, or a part of the checks, replaces no result."""
+    """Return where the report is written: a trial, or a part of the checks, replaces no result."""
     if device.startswith("cuda") and not tiny and not only:
         return RESULT
     return Path(tempfile.gettempdir()) / "gpu-trial.json"
@@ -377,7 +381,9 @@ def main() -> int:
     if unknown := set(options.only) - {check.name for check in CHECKS}:
         parser.error(f"no such check: {', '.join(sorted(unknown))}")
     checks = [
-        each for each in CHECKS if not options.only or each.name in options.only or each.is_needed
+        check
+        for check in CHECKS
+        if not options.only or check.name in options.only or check.is_needed
     ]
     out = options.out or result_file(options.device, tiny=options.tiny, only=options.only)
     scratch = Path(tempfile.mkdtemp(prefix=f"gpu-check-{os.getpid()}-", dir=_scratch()))
@@ -393,7 +399,7 @@ def main() -> int:
         run.all(Settings(options.device, options.tiny, scratch))
     except ImportError as error:
         print(f"nothing can be checked: {error}", file=sys.stderr)
-        run.outcomes += [Outcome(each.name, "missed", 0.0, {}, str(error)) for each in checks]
+        run.outcomes += [Outcome(check.name, "missed", 0.0, {}, str(error)) for check in checks]
         run.finish()
         return 1
     finally:
@@ -407,14 +413,14 @@ def _warn() -> None:
     if missing := requirements():
         print(f"not installed: {', '.join(missing)}", flush=True)
     for name, oldest in TESTED.items():
-        found = versions()[name]
-        numbers = [int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit()]
-        if found and numbers < [int(part) for part in oldest.split(".")]:
-            print(f"{name} {found} is older than {oldest}: checks that need more are missed")
+        version = versions()[name]
+        numbers = [int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit()]
+        if version and numbers < [int(part) for part in oldest.split(".")]:
+            print(f"{name} {version} is older than {oldest}: checks that need more are missed")
 
 
 def _scratch() -> str | None:
-    """Shared memory where it has room for a 7B and its publication, else the temporary directory."""
+    """Return shared memory where it has room for a 7B and its publication, else the temporary directory."""
     shared = Path("/dev/shm")
     if shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 4 << 30:
         return str(shared)

@@ -1,10 +1,10 @@
-"""The tables of docs/hardware.md, from doctor's formulas and from results; and how a configuration splits its GPUs.
+"""Writes the tables of docs/hardware.md, from the doctor's formulas and from results; prints how GPUs are split.
 
     python benchmarks/gpu/hardware_tables.py                        writes them into the page, between its marks
     python benchmarks/gpu/hardware_tables.py CONFIG [--steps 30]    seconds of an update and its rollouts, who waits
 
-tables    memory and seconds by doctor's formulas
-covered   each part of a run: how the smoke test played it, which checks of a GPU there are and what they said
+tables    memory and seconds by the doctor's formulas
+covered   each part of a run: how the smoke test played it, which GPU checks cover it, and their results
 split     what is printed of a configuration
 """
 
@@ -53,7 +53,7 @@ RANKS = (1, 2, 4, 8)
 TOKENS = (9_500, 17_600, 32_768)
 PROMPT = 17_600
 """Tokens of DART's prompt: five 1080p screens, 35 turns of text."""
-SHOWN = 32 * 6 * 2691
+SCREEN_TOKENS = 32 * 6 * 2691
 """Tokens of the screens in play of 32 episodes with such prompts."""
 LORA = 32
 _TOWER = {
@@ -165,7 +165,7 @@ def _ways(shape: Shape) -> dict[str, dict[str, Any]]:
 
 
 def _setup(tokens: int) -> TrainerSetup:
-    """With the reference of a KL, and one predicted token in thirty, at least 512."""
+    """Return a setup with the reference of a KL, and one predicted token in thirty, at least 512."""
     return TrainerSetup(tokens=tokens, predicted=max(512, tokens // 30), reference=True)
 
 
@@ -175,7 +175,7 @@ def _ranks(count: int) -> str:
 
 def _cells(shape: Shape, setup: TrainerSetup) -> list[str]:
     """Return a rank's memory with each number of ranks."""
-    found = []
+    cells = []
     for ranks in RANKS:
         total = trainer_memory(shape, replace(setup, ranks=ranks)).total
         text = f"{total / 1e9:.0f}"
@@ -183,8 +183,8 @@ def _cells(shape: Shape, setup: TrainerSetup) -> list[str]:
             text = f"**{text}**"
         elif total > H200.memory:
             text = f"({text})"
-        found.append(text)
-    return found
+        cells.append(text)
+    return cells
 
 
 def _engines() -> Iterator[str]:
@@ -206,7 +206,9 @@ def _engines() -> Iterator[str]:
 
 def _prompts(shape: Shape, gpu: GpuSpeed, share: int) -> str:
     config = VllmConfig(tensor_parallel=share)
-    room = divide(config, shape, wide=2, memory=gpu.memory, length=PROMPT, screen_tokens=SHOWN)
+    room = divide(
+        config, shape, wide=2, memory=gpu.memory, length=PROMPT, screen_tokens=SCREEN_TOKENS
+    )
     count = room.cache * share / (PROMPT * 2 * shape.cached)
     return f"{count:.0f}" if count >= 1 else "none"
 
@@ -267,7 +269,7 @@ def _seconds() -> Iterator[str]:
 
 
 def _plan(model: _Model, ranks: int, changes: Mapping[str, Mapping[str, Any]]) -> Plan:
-    """Of a run on eight GPUs, or as many as the ranks and one engine take."""
+    """Return the plan of a run on eight GPUs, or as many as the ranks and one engine take."""
     return make_plan(_eight(ranks, changes), model.tree, CUT, ROOM)
 
 
@@ -287,30 +289,30 @@ def _eight(ranks: int, changes: Mapping[str, Mapping[str, Any]]) -> Config:
         },
         "up": {"rollouts": max(1, 8 - ranks), "envs": 4},
     }
-    given = {name: {**each, **changes.get(name, {})} for name, each in sections.items()}
-    return Config.model_validate(given)
+    merged = {name: {**section, **changes.get(name, {})} for name, section in sections.items()}
+    return Config.model_validate(merged)
 
 
 def covered() -> list[str]:
-    """Parts of a run, from the smoke test of configs/ui-tars-7b.toml and the last whole scripts/gpu-check."""
+    """Return the parts of a run that the smoke test of configs/ui-tars-7b.toml and scripts/gpu-check covered."""
     results = ROOT / "benchmarks" / "results"
     parts = json.loads((results / "smoke_test.json").read_text())["ui-tars-7b"]["parts"]
-    found = json.loads((results / "gpu.json").read_text())
+    report = json.loads((results / "gpu.json").read_text())
     words = {"configured": "as configured", "stood_in": "substitute"}
     rows = [(name, words[state], "") for name, state in parts.items() if state in words]
     for name, checks in MACHINE_ONLY.items():
-        said = ", ".join(f"`{check}` {_said(found, check)}" for check in checks)
-        rows.append((name, "real machine only", said or "no check"))
+        verdicts = ", ".join(f"`{check}` {_result_of(report, check)}" for check in checks)
+        rows.append((name, "real machine only", verdicts or "no check"))
     heads = ("part of a run", "in a smoke test", "`scripts/gpu-check` on the last GPU")
     return list(_table(heads, rows, texts=range(len(heads))))
 
 
-def _said(found: Mapping[str, Any], check: str) -> str:
+def _result_of(report: Mapping[str, Any], check: str) -> str:
     """Return what a check came to."""
     for state in ("failed", "missed", "left_out"):
-        if check in found[state]:
+        if check in report[state]:
             return state.replace("_", " ")
-    return "passed" if check in found["checks"] else "not run"
+    return "passed" if check in report["checks"] else "not run"
 
 
 def with_tables(text: str) -> str:
@@ -326,13 +328,13 @@ def with_tables(text: str) -> str:
 
 
 def split(config: Config, plan: Plan) -> str:
-    """Seconds of an update and of its rollouts on H100s, which side waits, and how long the database lasts."""
+    """Return the seconds of an update and its rollouts on H100s, the side that waits, and how long the disk lasts."""
     seconds = seconds_of(config, plan, H100)
     uses = "" if seconds.uses == 1 else f" ({seconds.uses} of them on each batch)"
     days = config.data.max_gb * 1e9 / screens_a_day(config, plan, seconds)
     return (
-        f"an update {_told(seconds.update)}{uses}, its rollouts {_told(seconds.rollouts)} (engines "
-        f"{_told(seconds.engines)}, environments {_told(seconds.environments)}): {seconds.waits}; "
+        f"an update {_short(seconds.update)}{uses}, its rollouts {_short(seconds.rollouts)} (engines "
+        f"{_short(seconds.engines)}, environments {_short(seconds.environments)}): {seconds.waits}; "
         f"{_boots(config, seconds)}data.max_gb = {config.data.max_gb:g} keeps {days:.1f} days of screens; assumed: {ASSUMED}"
     )
 
@@ -352,7 +354,7 @@ def _boots(config: Config, seconds: Seconds) -> str:
     )
 
 
-def _told(value: float) -> str:
+def _short(value: float) -> str:
     return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"
 
 
@@ -362,15 +364,15 @@ def main() -> None:
     parser.add_argument("config", type=Path, nargs="?")
     parser.add_argument("--steps", type=int, help="of an episode; default what the tasks allow")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
-    asked = parser.parse_args()
-    if asked.config is None:
+    options = parser.parse_args()
+    if options.config is None:
         PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return
-    config = load_config(asked.config, asked.sets)
-    found = plan_on_host(config, asked.steps)
-    if found is None or found.plan.trainer is None or found.plan.engine is None:
+    config = load_config(options.config, options.sets)
+    plan = plan_on_host(config, options.steps)
+    if plan is None or plan.plan.trainer is None or plan.plan.engine is None:
         sys.exit("error: this configuration trains or samples without a model folder")
-    print(split(config, found.plan))
+    print(split(config, plan.plan))
 
 
 if __name__ == "__main__":

@@ -19,14 +19,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu.settings import ROOT, BrokenError, Clock, Found, MissedError, Settings, relative
+from benchmarks.gpu.settings import (
+    ROOT,
+    BrokenError,
+    Clock,
+    Figures,
+    MissedError,
+    Settings,
+    relative,
+)
 
 # --- machine --------------------------------------------------------------------------------------
 
 
-def machine(settings: Settings) -> Found:
-    """Names, memory, and the speeds that the others are limited by."""
-    found: Found = {
+def machine(settings: Settings) -> Figures:
+    """Return the names, the memory, and the speeds that limit all other checks."""
+    figures: Figures = {
         "platform": platform.platform(),
         "cores": os.cpu_count(),
         "shared_memory_gb": round(shutil.disk_usage(settings.scratch).free / 1e9, 1),
@@ -38,7 +46,7 @@ def machine(settings: Settings) -> Found:
                 "torch sees no CUDA device; --device cpu --tiny checks the code itself"
             )
         about = torch.cuda.get_device_properties(device)
-        found |= {
+        figures |= {
             "gpu": about.name,
             "gpus": torch.cuda.device_count(),
             "gpu_gb": round(about.total_memory / 1e9, 1),
@@ -50,7 +58,7 @@ def machine(settings: Settings) -> Found:
     clock, times = Clock(device), 10
     for _ in range(times):
         one @ one
-    found["matmul_tflops"] = round(2 * times * side**3 / clock.lap() / 1e12, 3)
+    figures["matmul_tflops"] = round(2 * times * side**3 / clock.lap() / 1e12, 3)
     host = torch.empty(1 << (20 if settings.tiny else 30), dtype=torch.uint8)
     if device.startswith("cuda"):
         host = host.pin_memory()
@@ -59,15 +67,15 @@ def machine(settings: Settings) -> Found:
         move(target)
         clock.lap()
         move(target)
-        found[name] = round(host.numel() / max(clock.lap(), 1e-9) / 1e9, 2)
-    return found
+        figures[name] = round(host.numel() / max(clock.lap(), 1e-9) / 1e9, 2)
+    return figures
 
 
 # --- attention ------------------------------------------------------------------------------------
 
 
-def attention(settings: Settings) -> Found:
-    """Trees, each path alone, and a dense mask in float32; values and gradients."""
+def attention(settings: Settings) -> Figures:
+    """Compare trees, each path alone, and a dense mask in float32, by values and gradients."""
     from dart_cli.policy.pack_plan import PackLayout, plan_pack
     from dart_cli.policy.packed import packed_attention
 
@@ -83,7 +91,7 @@ def attention(settings: Settings) -> Found:
             tuple(scale * each for each in (0, 20, 23, 41, 42, 57)), (-1, 0, 0, 2, -1)
         ),
     }
-    found: Found = {"dtype": str(dtype), "kernel": "varlen_attn" if on_gpu else "bucketed sdpa"}
+    figures: Figures = {"dtype": str(dtype), "kernel": "varlen_attn" if on_gpu else "bucketed sdpa"}
     torch.manual_seed(0)
     for name, layout in layouts.items():
         q, k, v = (
@@ -101,16 +109,16 @@ def attention(settings: Settings) -> Found:
             (out * weight).sum().backward()
         grads = [[part.grad for part in group] for group in (sets[0], sets[1], wide)]
         for other, label in ((1, "alone"), (2, "dense")):
-            found[f"{name}_{label}"] = relative(outs[0], outs[other])
-            found[f"{name}_{label}_gradients"] = max(
+            figures[f"{name}_{label}"] = relative(outs[0], outs[other])
+            figures[f"{name}_{label}_gradients"] = max(
                 relative(one, two) for one, two in zip(grads[0], grads[other], strict=True)
             )
-    worst = max(value for value in found.values() if isinstance(value, float))
+    worst = max(value for value in figures.values() if isinstance(value, float))
     if not worst <= limit:
         raise BrokenError(
-            f"a relative difference of {worst:.2g}, at most {limit:g} is allowed", found
+            f"a relative difference of {worst:.2g}, at most {limit:g} is allowed", figures
         )
-    return found | _speed(device, dtype, heads, kv_heads, width, tiny=settings.tiny)
+    return figures | _speed(device, dtype, heads, kv_heads, width, tiny=settings.tiny)
 
 
 def _dense(layout: Any, parts: list[torch.Tensor]) -> torch.Tensor:
@@ -121,8 +129,8 @@ def _dense(layout: Any, parts: list[torch.Tensor]) -> torch.Tensor:
         path = layout.path(node).to(mask.device)
         own = layout.starts[node + 1] - layout.starts[node]
         rows = path[-own:]
-        seen = torch.ones(own, len(path), dtype=torch.bool, device=mask.device)
-        mask[rows[:, None], path] = seen.tril(diagonal=len(path) - own)
+        visible = torch.ones(own, len(path), dtype=torch.bool, device=mask.device)
+        mask[rows[:, None], path] = visible.tril(diagonal=len(path) - own)
     groups = parts[0].shape[1] // parts[1].shape[1]
     q = parts[0].transpose(0, 1)[None]
     k, v = (part.repeat_interleave(groups, dim=1).transpose(0, 1)[None] for part in parts[1:])
@@ -131,7 +139,7 @@ def _dense(layout: Any, parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _paths_alone(layout: Any, parts: Any, attend: Any, plan_pack: Any) -> torch.Tensor:
-    """Each node as the end of a sequence of its own."""
+    """Compute each node as the end of a separate sequence."""
     from dart_cli.policy.pack_plan import PackLayout
 
     rows = []
@@ -146,8 +154,8 @@ def _paths_alone(layout: Any, parts: Any, attend: Any, plan_pack: Any) -> torch.
 
 def _speed(
     device: str, dtype: torch.dtype, heads: int, kv_heads: int, width: int, *, tiny: bool
-) -> Found:
-    """Milliseconds of a forward and backward pass over one long sequence, packed and with a mask."""
+) -> Figures:
+    """Return the milliseconds of a forward and backward pass over one long sequence, packed and with a mask."""
     from dart_cli.policy.pack_plan import PackLayout, plan_pack
     from dart_cli.policy.packed import packed_attention
 
@@ -165,7 +173,7 @@ def _speed(
         k, v = (part.repeat_interleave(heads // kv_heads, dim=1) for part in (k, v))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
-    found: Found = {"tokens": length}
+    figures: Figures = {"tokens": length}
     for name, run in (
         ("packed_ms", lambda: packed_attention(*parts, plan, None)),
         ("masked_ms", masked),
@@ -174,15 +182,15 @@ def _speed(
         clock = Clock(device)
         for _ in range(3):
             run().sum().backward()
-        found[name] = round(1000 * clock.lap() / 3, 2)
-    return found
+        figures[name] = round(1000 * clock.lap() / 3, 2)
+    return figures
 
 
 # --- the tests ------------------------------------------------------------------------------------
 
 
-def tests(settings: Settings) -> Found:
-    """The tests marked `gpu`; on a CPU they are collected, and none is run."""
+def tests(settings: Settings) -> Figures:
+    """Run the tests marked `gpu`; on a CPU they are only collected."""
     for name in ("pytest", "pytest_timeout", "hypothesis"):  # pyproject.toml, tests/conftest.py
         if find_spec(name) is None:
             raise MissedError(f"{name} is not installed")
@@ -196,38 +204,38 @@ def tests(settings: Settings) -> Found:
     command += ["--timeout=60", "-rs", "--continue-on-collection-errors"]
     on_gpu = settings.device.startswith("cuda")
     command += files if on_gpu else ["--collect-only", *files]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600
     )
     return {"files": files} | judged(
-        done.returncode, f"{done.stderr}\n{done.stdout}", on_gpu=on_gpu
+        process.returncode, f"{process.stderr}\n{process.stdout}", on_gpu=on_gpu
     )
 
 
 OUTCOMES = ("passed", "failed", "errors", "skipped", "deselected")
 
 
-def judged(returncode: int, output: str, *, on_gpu: bool) -> Found:
-    """Pytest's counts. Raises BrokenError where a test failed or none ran, MissedError if none could."""
+def judged(returncode: int, output: str, *, on_gpu: bool) -> Figures:
+    """Return pytest's counts. Raises BrokenError where a test failed or none ran, MissedError if none could."""
     lines = [line for line in output.splitlines() if line.strip()]
     summary = lines[-1] if lines else ""
     counts = dict.fromkeys(OUTCOMES, 0)
     for number, name in re.findall(r"(\d+) (passed|failed|errors?|skipped|deselected)", summary):
         counts["errors" if name == "error" else name] = int(number)
-    found: Found = dict(counts)
+    figures: Figures = dict(counts)
     text = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     lacking = sorted(set(re.findall(r"No module named '([\w.]+)'", output)))
     if not on_gpu:
         collected = re.search(r"(\d+)(?:/\d+)? tests? collected", summary)
         count = int(collected[1]) if collected else 0
         if returncode and not lacking:
-            raise BrokenError(f"pytest ended with {returncode} and collected {count}", found)
+            raise BrokenError(f"pytest ended with {returncode} and collected {count}", figures)
         text += f"; not installed: {', '.join(lacking)}" if lacking else ""
         raise MissedError(f"no CUDA device: {count} collected, none run ({text})")
     if counts["failed"] or (returncode not in (0, 5) and not lacking):
-        raise BrokenError(f"pytest ended with {returncode}: {' '.join(lines[-8:])[-800:]}", found)
+        raise BrokenError(f"pytest ended with {returncode}: {' '.join(lines[-8:])[-800:]}", figures)
     if lacking and not counts["passed"]:
         raise MissedError(f"no test was run; not installed: {', '.join(lacking)}")
     if not counts["passed"]:
-        raise BrokenError(f"no test was run ({text or summary})", found)
-    return found | ({"not_installed": lacking} if lacking else {})
+        raise BrokenError(f"no test was run ({text or summary})", figures)
+    return figures | ({"not_installed": lacking} if lacking else {})

@@ -1,4 +1,4 @@
-"""The check of scripts/gpu-check that plays a whole run: environments, rollout worker, data and trainer on one GPU.
+"""The check of scripts/gpu-check that plays a whole run: environments, rollout worker, data service and trainer on one GPU.
 
 loop    a whole 7B with adapters: it plays, is updated, published and served again
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.gpu.settings import ROOT, BrokenError, Found, Settings
+from benchmarks.gpu.settings import ROOT, BrokenError, Figures, Settings
 
 UPDATES = 3
 END_S = 30.0
@@ -26,20 +26,20 @@ END_S = 30.0
 NAME = "UI-TARS-1.5-7B"
 
 
-def loop(settings: Settings) -> Found:
-    """Three updates of adapters on every layer, with the log-probability check on."""
+def loop(settings: Settings) -> Figures:
+    """Run three updates of adapters on every layer, with the log-probability check on."""
     shutil.rmtree(settings.scratch / "shards", ignore_errors=True)  # the memory is needed
     began = time.monotonic()
     updates = 1 if settings.tiny else UPDATES
-    config = _written(settings, updates)
-    found: Found = {"seconds_to_make_the_model": round(time.monotonic() - began, 1)}
-    found |= _played(config, settings.seconds - END_S - (time.monotonic() - began))
-    if found["updates"] < updates:
-        raise BrokenError(f"{found['updates']} of {updates} updates: {found['end']}", found)
-    return found
+    config = _write_config(settings, updates)
+    figures: Figures = {"seconds_to_make_the_model": round(time.monotonic() - began, 1)}
+    figures |= _play(config, settings.seconds - END_S - (time.monotonic() - began))
+    if figures["updates"] < updates:
+        raise BrokenError(f"{figures['updates']} of {updates} updates: {figures['end']}", figures)
+    return figures
 
 
-def _written(settings: Settings, updates: int) -> Path:
+def _write_config(settings: Settings, updates: int) -> Path:
     """Return the configuration, its model folder and its suite."""
     from dart_cli.config.load import load_config
     from dart_cli.config.model_folder import read_json
@@ -116,8 +116,8 @@ def _free(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def _played(config: Path, seconds: float) -> Found:
-    """`dart up` for at most `seconds`; what its run directory tells."""
+def _play(config: Path, seconds: float) -> Figures:
+    """Run `dart up` for at most `seconds` and return the figures of its run directory."""
     from dart_cli.config.load import load_config
 
     command = [sys.executable, "-m", "dart_cli", "up", str(config)]
@@ -136,15 +136,15 @@ def _played(config: Path, seconds: float) -> Found:
             except subprocess.TimeoutExpired:
                 child.kill()
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    found: Found = {
+    figures: Figures = {
         "end": end,
         "seconds": round(time.monotonic() - began, 1),
         "last_lines": lines[-12:],
     }
-    return found | _told(run)
+    return figures | _figures_of(run)
 
 
-def _told(run: Path) -> Found:
+def _figures_of(run: Path) -> Figures:
     """Return the counts and times of a run's database."""
     from bus.errors import DartError
     from dart_cli.data.store.open import open_reader
@@ -154,8 +154,10 @@ def _told(run: Path) -> Found:
     except DartError as error:
         return {"updates": 0, "run": str(error)}
     with reader:
-        rows = [each for each in reader.trajectories() if each.outcome is not None]
-        steps = [step for each in rows for step in reader.steps(each.id)]
+        rows = [
+            trajectory for trajectory in reader.trajectories() if trajectory.outcome is not None
+        ]
+        steps = [step for row in rows for step in reader.steps(row.id)]
         curves: dict[str, list[float]] = {}
         for point in reader.metrics():
             curves.setdefault(point.name, []).append(point.value)
@@ -165,14 +167,15 @@ def _told(run: Path) -> Found:
     return {
         "updates": updates,
         "episodes": len(rows),
-        "malformed": sum(each.stop_reason == "malformed" for each in rows),
+        "malformed": sum(row.stop_reason == "malformed" for row in rows),
         "steps": len(steps),
-        "tokens_of_prompts": sum(len(each.prompt_token_ids) for each in steps),
-        "tokens_sampled": sum(len(each.sampled.token_ids) for each in steps),
-        "model_s_of_a_step": _mean(each.model_s for each in steps),
-        "env_s_of_a_step": _mean(each.env_s for each in steps),
+        "tokens_of_prompts": sum(len(step.prompt_token_ids) for step in steps),
+        "tokens_sampled": sum(len(step.sampled.token_ids) for step in steps),
+        "model_s_of_a_step": _mean(step.model_s for step in steps),
+        "env_s_of_a_step": _mean(step.env_s for step in steps),
         "success_by_halves": [
-            _mean(each.outcome == "pass" for each in part) for part in (rows[:half], rows[half:])
+            _mean(example.outcome == "pass" for example in part)
+            for part in (rows[:half], rows[half:])
         ],
         "versions": len(versions),
         "published_at_s": [round(v.published_at - versions[0].published_at, 1) for v in versions][
@@ -198,9 +201,9 @@ def _mean(values: Any) -> float | None:
 
 def _rounded(curves: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """Return the first values of each metric of times, memory and parity, and the last."""
-    kept = ("_s", "parity", "loss", "tokens", "memory", "_gb", "kl", "sees", "mfu")
+    marks = ("_s", "parity", "loss", "tokens", "memory", "_gb", "kl", "sees", "mfu")
     return {
         name: [float(f"{value:.4g}") for value in (*values[:3], *values[3:][-1:])]
         for name, values in curves.items()
-        if any(part in name for part in kept)
+        if any(part in name for part in marks)
     }

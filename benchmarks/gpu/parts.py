@@ -97,7 +97,7 @@ TINY = replace(
 
 
 def write_shards(folder: Path, size: Size, layers: int, device: str, dtype: torch.dtype) -> Path:
-    """Weights of `layers` layers and all else that a folder needs; returns `folder`."""
+    """Write the weights of `layers` layers and all else that a folder needs; return `folder`."""
     build(KIND, folder, dtype=dtype)
     tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     tree |= size.text | {"num_hidden_layers": layers}
@@ -111,7 +111,7 @@ def write_shards(folder: Path, size: Size, layers: int, device: str, dtype: torc
     (folder / "model.safetensors").unlink()
     torch.manual_seed(0)
     for shard, shapes in shards.items():
-        tensors = {name: _drawn(shape, device, dtype) for name, shape in shapes.items()}
+        tensors = {name: _draw_weight(shape, device, dtype) for name, shape in shapes.items()}
         save_file(tensors, folder / shard, metadata={"format": "pt"})
     _write_index(folder, {name: shard for shard, names in shards.items() for name in names})
     return folder
@@ -126,7 +126,7 @@ def _shard_of(name: str) -> str:
     return "rest.safetensors"
 
 
-def _drawn(shape: torch.Size, device: str, dtype: torch.dtype) -> torch.Tensor:
+def _draw_weight(shape: torch.Size, device: str, dtype: torch.dtype) -> torch.Tensor:
     """Return a matrix of small numbers; a vector, which scales or shifts, near 1: no part is without effect."""
     noise = torch.randn(shape, device=device, dtype=dtype).mul_(SCALE)
     return (noise if len(shape) >= 2 else noise.add_(1.0)).cpu()

@@ -3,7 +3,7 @@
     two_gpus   two trainer ranks: an update, its publication, the broadcast to a worker, and one rank in their place
 
 Rank 0 is this process, on the first GPU. The other rank and the worker are processes on the second one. So rank 0
-is in two groups at once, that of the ranks and that of the broadcast, as in a run with `weights.channel = "nccl"`.
+is in two groups at once, the group of the ranks and the group of the broadcast, as in a run with `weights.channel = "nccl"`.
 
     python -m benchmarks.gpu.ranks JSON     the worker: receives each version that standard input names
 """
@@ -29,7 +29,7 @@ from benchmarks.gpu.parts import trajectories
 from benchmarks.gpu.settings import (
     ROOT,
     BrokenError,
-    Found,
+    Figures,
     MissedError,
     Settings,
     compared_layers,
@@ -55,8 +55,8 @@ DEADLINE_S = 60.0
 """Seconds that the worker may take to receive a version."""
 
 
-def two_gpus(settings: Settings) -> Found:
-    """Two ranks train and broadcast; then one rank makes the same update, and has the same weights."""
+def two_gpus(settings: Settings) -> Figures:
+    """Train and broadcast with two ranks; then check that one rank makes the same update to the same weights."""
     if settings.device.startswith("cuda") and torch.cuda.device_count() < 2:
         raise MissedError(f"two GPUs are needed, torch sees {torch.cuda.device_count()}")
     from dart_cli.train.learner import PolicyLearner
@@ -65,29 +65,31 @@ def two_gpus(settings: Settings) -> Found:
     config = _config(settings)
     config.run.dir.mkdir(mode=0o700)
     batch = trajectories(tokens_alone(settings), settings.size)
-    found, update, versions = asyncio.run(_on_two(settings, config, batch))
+    figures, update, versions = asyncio.run(_on_two(settings, config, batch))
     _free(settings)
     began = time.monotonic()
     train = config.train.model_copy(update={"ranks": 1})
     alone = PolicyLearner(TrainModel.load(config.model_copy(update={"train": train})), train)
     start = _in_type(alone.model.weights(), versions[0])
-    differing = [name for name, each in start.items() if not torch.equal(each, versions[0][name])]
+    differing = [
+        name for name, tensor in start.items() if not torch.equal(tensor, versions[0][name])
+    ]
     if differing:
-        raise BrokenError(f"v0 of two ranks has another {differing[0]} than the model", found)
-    done = alone.update(batch, 0, 0)
-    found["seconds_on_one"] = round(time.monotonic() - began, 2)
+        raise BrokenError(f"v0 of two ranks has another {differing[0]} than the model", figures)
+    result = alone.update(batch, 0, 0)
+    figures["seconds_on_one"] = round(time.monotonic() - began, 2)
     for name in ("loss", "grad_norm"):
-        one, two = done.metrics[name], update.metrics[name]
-        found[name] = [two, one]
+        one, two = result.metrics[name], update.metrics[name]
+        figures[name] = [two, one]
         if not abs(two - one) <= METRIC * max(abs(one), 1e-3):
-            raise BrokenError(f"{name} of two ranks is {two:g}, of one {one:g}", found)
+            raise BrokenError(f"{name} of two ranks is {two:g}, of one {one:g}", figures)
     mine = _in_type(alone.model.weights(), versions[1])
     moved = _distance(mine, start)
-    found["moved"] = round(moved, 4)
-    found["different_of_moved"] = _distance(versions[1], mine) / max(moved, 1e-30)
-    if not moved or not found["different_of_moved"] <= MOVED:
-        raise BrokenError("two ranks have other weights after the update than one", found)
-    return found
+    figures["moved"] = round(moved, 4)
+    figures["different_of_moved"] = _distance(versions[1], mine) / max(moved, 1e-30)
+    if not moved or not figures["different_of_moved"] <= MOVED:
+        raise BrokenError("two ranks have other weights after the update than one", figures)
+    return figures
 
 
 def _config(settings: Settings) -> Config:
@@ -104,7 +106,7 @@ def _config(settings: Settings) -> Config:
 
 async def _on_two(
     settings: Settings, config: Config, batch: Batch
-) -> tuple[Found, Any, list[Tensors]]:
+) -> tuple[Figures, Any, list[Tensors]]:
     """Update on two ranks, and broadcast the weights before and after; (what was measured, the update, both)."""
     from bus.endpoints import TRAIN
     from bus.requests import Replier
@@ -116,7 +118,7 @@ async def _on_two(
     from dart_cli.weights.broadcast.channel import BroadcastChannel
 
     loop, in_torch = asyncio.get_running_loop(), ThreadPoolExecutor(1, "torch")
-    found: Found = {}
+    figures: Figures = {}
     versions: list[Tensors] = []
     error: BaseException | None = None
     ranks, channel = Ranks(config), make_channel(config)
@@ -124,7 +126,7 @@ async def _on_two(
     began = time.monotonic()
     try:
         lead = await loop.run_in_executor(in_torch, RankedLearner.begin, config, ranks)
-        found["start_s"] = round(time.monotonic() - began, 2)
+        figures["start_s"] = round(time.monotonic() - began, 2)
         address = run_endpoints(config).address(TRAIN)
         async with (
             Replier(address) as replier,
@@ -134,29 +136,32 @@ async def _on_two(
                 for version in (0, 1):
                     began = time.monotonic()
                     publication = await loop.run_in_executor(
-                        in_torch, partial(_begun, channel, lead, version)
+                        in_torch, partial(_begin_publication, channel, lead, version)
                     )
                     published = await asyncio.to_thread(publication.result)
-                    found[f"publish_v{version}_s"] = round(time.monotonic() - began, 2)
-                    told = {
+                    figures[f"publish_v{version}_s"] = round(time.monotonic() - began, 2)
+                    message = {
                         "path": str(published.path),
                         "version": version,
                         "digest": published.digest,
                     }
-                    received = await asyncio.to_thread(_asked, worker, told)
-                    found[f"receive_v{version}_s"] = received["seconds"]
+                    received = await asyncio.to_thread(_ask, worker, message)
+                    figures[f"receive_v{version}_s"] = received["seconds"]
                     versions.append(
-                        {name: each.clone() for name, each in channel.last.tensors.tensors.items()}
+                        {
+                            name: tensor.clone()
+                            for name, tensor in channel.last.tensors.tensors.items()
+                        }
                     )
                     if not received["by_broadcast"] or received["sums"] != sums(versions[-1]):
-                        raise BrokenError(f"v{version} of the worker is another one", found)
+                        raise BrokenError(f"v{version} of the worker is another one", figures)
                     if version == 0:
                         began = time.monotonic()
                         update = await loop.run_in_executor(in_torch, lead.update, batch, 0, 0)
-                        found["update_s"] = round(time.monotonic() - began, 2)
+                        figures["update_s"] = round(time.monotonic() - began, 2)
                         if not update.applied:
-                            raise BrokenError(f"the update was not applied: {update.note}", found)
-        found["rank_memory_mb"] = lead.gauges["rank_memory_mb"]
+                            raise BrokenError(f"the update was not applied: {update.note}", figures)
+        figures["rank_memory_mb"] = lead.gauges["rank_memory_mb"]
         channel.close()
     except BaseException as raised:
         error = raised
@@ -164,10 +169,10 @@ async def _on_two(
     finally:
         await loop.run_in_executor(in_torch, ranks.end, error)
         in_torch.shutdown()
-    return found, update, versions
+    return figures, update, versions
 
 
-def _begun(channel: FileChannel, lead: RankedLearner, version: int) -> Publication:
+def _begin_publication(channel: FileChannel, lead: RankedLearner, version: int) -> Publication:
     """Begin to publish what all ranks hold."""
     return channel.begin(lead.model.stream(), version)
 
@@ -178,13 +183,13 @@ def _begun(channel: FileChannel, lead: RankedLearner, version: int) -> Publicati
 def _worker(settings: Settings, config: Config) -> subprocess.Popen[str]:
     """Start the worker, on the second GPU."""
     is_gpu = settings.device.startswith("cuda")
-    given = {
+    settings_of_worker = {
         "run_dir": str(config.run.dir),
         "backend": config.weights.channel,
         "device": "cuda:1" if is_gpu else "cpu",
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.gpu.ranks", json.dumps(given)],
+        [sys.executable, "-m", "benchmarks.gpu.ranks", json.dumps(settings_of_worker)],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -192,17 +197,17 @@ def _worker(settings: Settings, config: Config) -> subprocess.Popen[str]:
     )
 
 
-def _asked(worker: subprocess.Popen[str], told: Mapping[str, object]) -> Found:
+def _ask(worker: subprocess.Popen[str], message: Mapping[str, object]) -> Figures:
     """Let the worker receive a version; return what it says. The check's own deadline ends a wait for ever."""
     assert worker.stdin is not None
     assert worker.stdout is not None
-    worker.stdin.write(json.dumps(told) + "\n")
+    worker.stdin.write(json.dumps(message) + "\n")
     worker.stdin.flush()
     line = worker.stdout.readline()
     if not line:
         raise BrokenError(f"the worker ended with {worker.wait()}", {})
-    found: Found = json.loads(line)
-    return found
+    answer: Figures = json.loads(line)
+    return answer
 
 
 async def _receive(run_dir: Path, backend: Any, device: str) -> None:
@@ -219,22 +224,22 @@ async def _receive(run_dir: Path, backend: Any, device: str) -> None:
         transport = Transport(backend, device=device)
         receiver = BroadcastReceiver(name, train, run_dir / "copies" / name, transport, DEADLINE_S)
         while line := await asyncio.to_thread(sys.stdin.readline):
-            told, began = json.loads(line), time.monotonic()
-            path = Path(told["path"])
-            received = await receiver.receive(path, told["version"], told["digest"])
+            message, began = json.loads(line), time.monotonic()
+            path = Path(message["path"])
+            received = await receiver.receive(path, message["version"], message["digest"])
             seconds = round(time.monotonic() - began, 2)
             like = {
-                key: torch.empty(each.shape, dtype=getattr(torch, each.dtype), device="meta")
-                for key, each in read_manifest(path).tensors.items()
+                key: torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
+                for key, tensor in read_manifest(path).tensors.items()
             }
             source = received.source
-            found = load(source, like) if isinstance(source, Path) else source.load(like)
-            told = {
+            weights = load(source, like) if isinstance(source, Path) else source.load(like)
+            message = {
                 "seconds": seconds,
                 "by_broadcast": not isinstance(source, Path),
-                "sums": sums(found),
+                "sums": sums(weights),
             }
-            sys.stdout.write(json.dumps(told) + "\n")
+            sys.stdout.write(json.dumps(message) + "\n")
             sys.stdout.flush()
         receiver.close()
 
@@ -252,13 +257,13 @@ def sums(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 def _in_type(tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> Tensors:
     """Return copies in main memory, in the types of `like`."""
-    return {name: tensors[name].to("cpu", each.dtype, copy=True) for name, each in like.items()}
+    return {name: tensors[name].to("cpu", tensor.dtype, copy=True) for name, tensor in like.items()}
 
 
 def _distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
     """Return the norm of all differences together."""
     squares = (
-        float((each.float() - other[name].float()).square().sum()) for name, each in one.items()
+        float((tensor.float() - other[name].float()).square().sum()) for name, tensor in one.items()
     )
     return sum(squares) ** 0.5
 
@@ -271,5 +276,11 @@ def _free(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    asyncio.run(_receive(Path(given["run_dir"]), given["backend"], given["device"]))
+    settings_of_worker = json.loads(sys.argv[1])
+    asyncio.run(
+        _receive(
+            Path(settings_of_worker["run_dir"]),
+            settings_of_worker["backend"],
+            settings_of_worker["device"],
+        )
+    )

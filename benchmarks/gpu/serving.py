@@ -18,7 +18,7 @@ import torch
 from benchmarks.gpu.settings import (
     BrokenError,
     Clock,
-    Found,
+    Figures,
     MissedError,
     Settings,
     compared_layers,
@@ -41,21 +41,23 @@ APART = 10
 """How many times the mean difference of engine and trainer that policy is away from the one before, at least."""
 
 
-def parity(settings: Settings) -> Found:
+def parity(settings: Settings) -> Figures:
     """Let the engine play and the trainer score: `dart doctor --parity` on the drawn model."""
     from dart_cli.doctor.logprob_check import check_logprobs as compare
 
     layers = compared_layers(settings)
     clock = Clock(settings.device)
     findings = list(compare(config_of(settings, layers, recompute="none")))
-    found: Found = {"layers": layers, "seconds_of_it": round(clock.lap(), 2)}
-    found["findings"] = [f"{each.level}: {' '.join(each.text.split())}" for each in findings]
-    if any(each.level == "error" for each in findings):
-        raise BrokenError("engine and trainer disagree", found)
-    return found
+    figures: Figures = {"layers": layers, "seconds_of_it": round(clock.lap(), 2)}
+    figures["findings"] = [
+        f"{finding.level}: {' '.join(finding.text.split())}" for finding in findings
+    ]
+    if any(finding.level == "error" for finding in findings):
+        raise BrokenError("engine and trainer disagree", figures)
+    return figures
 
 
-def vllm(settings: Settings) -> Found:
+def vllm(settings: Settings) -> Figures:
     """Let vLLM play, take other weights meanwhile, and play on; score each token by its weights with the trainer.
 
     With the whole weights, and then, where there is time for another start, with adapters.
@@ -66,20 +68,20 @@ def vllm(settings: Settings) -> Found:
         raise MissedError(problem)
     from dart_cli.config.schema import LoraConfig
 
-    found: Found = {}
+    figures: Figures = {}
     for name, lora in (("weights", None), ("adapters", LoraConfig(rank=8))):
         began = time.monotonic()
-        if lora is not None and settings.seconds < 2 * found["weights"]["seconds"]:
-            found[name] = f"not begun: the weights took {found['weights']['seconds']:.0f} s"
+        if lora is not None and settings.seconds < 2 * figures["weights"]["seconds"]:
+            figures[name] = f"not begun: the weights took {figures['weights']['seconds']:.0f} s"
             break
-        found[name], alarm = _swapped(settings, name, lora)
-        found[name]["seconds"] = round(time.monotonic() - began, 1)
+        figures[name], alarm = _swapped(settings, name, lora)
+        figures[name]["seconds"] = round(time.monotonic() - began, 1)
         if alarm:
-            raise BrokenError(f"{name}: {alarm}", found)
-    return found
+            raise BrokenError(f"{name}: {alarm}", figures)
+    return figures
 
 
-def _swapped(settings: Settings, name: str, lora: Any) -> tuple[Found, str]:
+def _swapped(settings: Settings, name: str, lora: Any) -> tuple[Figures, str]:
     """Compare one vLLM with the trainer, before and after other weights; (what was measured, what is wrong)."""
     from dart_cli.doctor.logprob_check import compare_with_limit, split_batch
     from dart_cli.policy.loader import weight_tensors
@@ -97,46 +99,48 @@ def _swapped(settings: Settings, name: str, lora: Any) -> tuple[Found, str]:
     model = TrainModel.load_frozen(config)
     mine = weight_tensors(model.policy.model)
     torch.manual_seed(2)
-    other = {key: (each + NOISE[name] * torch.randn_like(each)).cpu() for key, each in mine.items()}
+    other = {
+        key: (tensor + NOISE[name] * torch.randn_like(tensor)).cpu() for key, tensor in mine.items()
+    }
     published = FileChannel(settings.scratch / f"vllm-{name}", lora=lora).publish(other, 0)
-    before, beside, after, found = asyncio.run(_served(config, published.path))
+    before, beside, after, figures = asyncio.run(_served(config, published.path))
 
     def scored(batch: Batch, version: int = -1) -> ComparedTokens:
         """Score the tokens that `version` drew, with the model as it is now."""
         tokens = rescore(model, batch, config.train.pack_tokens)
         spans = {
-            f"step {each.step} of {each.trajectory_id}": each.version_spans
-            for each in batch.samples
+            f"step {sample.step} of {sample.trajectory_id}": sample.version_spans
+            for sample in batch.samples
         }
-        drawn = [
+        is_of_version = [
             any(
                 span.version == version and span.start <= index < span.end
                 for span in spans[tokens.steps[place]]
             )
             for index, place in zip(tokens.indices, tokens.places, strict=True)
         ]
-        return tokens.only(np.array(drawn, dtype=bool))
+        return tokens.only(np.array(is_of_version, dtype=bool))
 
-    found["longest_prompt"] = max(each.start for each in before.samples)
+    figures["longest_prompt"] = max(sample.start for sample in before.samples)
     small, large = map(scored, split_batch(before))
     lines = list(compare_with_limit(small, limit_of(model), large))
-    found["before"] = [f"{each.level}: {' '.join(each.text.split())}" for each in lines]
+    figures["before"] = [f"{line.level}: {' '.join(line.text.split())}" for line in lines]
     of_old = concatenate([scored(batch) for batch in beside])
-    for key, each in mine.items():
-        each.copy_(other[key])
+    for key, tensor in mine.items():
+        tensor.copy_(other[key])
     of_new = concatenate([scored(batch, 0) for batch in [*beside, after]])
-    found["moved"] = scored(before).mismatch().mean
-    found["met_the_swap"] = sum(
-        len(each.version_spans) > 1 for batch in beside for each in batch.samples
+    figures["moved"] = scored(before).mismatch().mean
+    figures["met_the_swap"] = sum(
+        len(sample.version_spans) > 1 for batch in beside for sample in batch.samples
     )
     for key, tokens in (("beside", of_old), ("after", of_new)):
         each = tokens.mismatch()
-        found[key] = {"tokens": each.tokens, "mean": each.mean, "max": each.max}
-    wrong = [each.text for each in lines if each.level == "error"]
+        figures[key] = {"tokens": each.tokens, "mean": each.mean, "max": each.max}
+    wrong = [line.text for line in lines if line.level == "error"]
     wrong += [alarm for part in (of_old, of_new) if (alarm := alarm_of(part, limit_of(model)))]
-    if not found["moved"] > APART * max(found["beside"]["mean"], found["after"]["mean"]):
+    if not figures["moved"] > APART * max(figures["beside"]["mean"], figures["after"]["mean"]):
         wrong.append("the other weights are nearly the same policy, so nothing was shown")
-    return found, "; ".join(wrong)
+    return figures, "; ".join(wrong)
 
 
 def _of_vllm(settings: Settings, lora: Any) -> Config:
@@ -162,7 +166,7 @@ def _of_vllm(settings: Settings, lora: Any) -> Config:
     )
 
 
-async def _served(config: Config, weights: Path) -> tuple[Batch, list[Batch], Batch, Found]:
+async def _served(config: Config, weights: Path) -> tuple[Batch, list[Batch], Batch, Figures]:
     """Play before, beside and after the engine takes `weights` as version 0; (the three, what was measured)."""
     from dart_cli.doctor.logprob_check import MOST_TOKENS, RunPrompts, Trial, play_trial
     from dart_cli.doctor.trial_episode import LOAD_S
@@ -171,7 +175,7 @@ async def _served(config: Config, weights: Path) -> tuple[Batch, list[Batch], Ba
 
     began = time.monotonic()
     async with loaded_model(config, None, -1, load_s=LOAD_S) as model:
-        found: Found = {"start_s": round(time.monotonic() - began, 1)}
+        figures: Figures = {"start_s": round(time.monotonic() - began, 1)}
         responder = model.responder
         assert isinstance(responder, PolicyResponder)
 
@@ -185,13 +189,13 @@ async def _served(config: Config, weights: Path) -> tuple[Batch, list[Batch], Ba
         while not taking.done():  # by its own deadline at the latest
             beside.append(await play(1 + len(beside)))
         timing = await taking
-        found |= {"taken_in_s": round(timing.transfer_s, 2), "halted_s": round(timing.pause_s, 2)}
+        figures |= {"taken_in_s": round(timing.transfer_s, 2), "halted_s": round(timing.pause_s, 2)}
         after = await play(1 + len(beside), RunPrompts.of(config))
-    return before, beside, after, found
+    return before, beside, after, figures
 
 
-def publication(settings: Settings) -> Found:
-    """Tensors of all layers from the device to files, and back: checked, bit for bit."""
+def publication(settings: Settings) -> Figures:
+    """Write tensors of all layers from the device to files and back, and compare them bit for bit."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     from dart_cli.weights.file import FileChannel, load
@@ -202,22 +206,22 @@ def publication(settings: Settings) -> Found:
         ).state_dict()
     torch.manual_seed(1)
     tensors = {
-        name: torch.randn(each.shape, device=settings.device, dtype=torch.bfloat16)
-        for name, each in shapes.items()
+        name: torch.randn(spec.shape, device=settings.device, dtype=torch.bfloat16)
+        for name, spec in shapes.items()
     }
-    gigabytes = sum(each.nbytes for each in tensors.values()) / 1e9
+    gigabytes = sum(tensor.nbytes for tensor in tensors.values()) / 1e9
     channel, clock = FileChannel(settings.scratch / "weights", keep=2), Clock(settings.device)
     published = channel.publish(tensors, 1)
-    found: Found = {"gb": round(gigabytes, 3), "publish_s": round(clock.lap(), 2)}
-    held = load(published.path, tensors)
-    found["read_and_check_s"] = round(clock.lap(), 2)
-    placed = {name: torch.empty_like(each) for name, each in tensors.items()}
+    figures: Figures = {"gb": round(gigabytes, 3), "publish_s": round(clock.lap(), 2)}
+    loaded = load(published.path, tensors)
+    figures["read_and_check_s"] = round(clock.lap(), 2)
+    placed = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
     clock.lap()
-    for name, each in held.items():
+    for name, each in loaded.items():
         placed[name].copy_(each)
-    found["place_s"] = round(clock.lap(), 2)
-    found["publish_gb_s"] = round(gigabytes / max(found["publish_s"], 1e-9), 2)
-    wrong = [name for name, each in placed.items() if not torch.equal(each, tensors[name])]
+    figures["place_s"] = round(clock.lap(), 2)
+    figures["publish_gb_s"] = round(gigabytes / max(figures["publish_s"], 1e-9), 2)
+    wrong = [name for name, tensor in placed.items() if not torch.equal(tensor, tensors[name])]
     if wrong:
-        raise BrokenError(f"{len(wrong)} tensors came back as others, e.g. {wrong[0]}", found)
-    return found
+        raise BrokenError(f"{len(wrong)} tensors came back as others, e.g. {wrong[0]}", figures)
+    return figures

@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from dart_cli.config.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]
-Found = dict[str, Any]
+Figures = dict[str, Any]
 
 
 class MissedError(Exception):
-    """This machine's packages cannot run a check."""
+    """An error that says that this machine's packages cannot run a check."""
 
 
 class BrokenError(Exception):
-    """A promise does not hold; `found` is what was measured."""
+    """A promise does not hold; `figures` is what was measured."""
 
-    def __init__(self, why: str, found: Found) -> None:
+    def __init__(self, why: str, figures: Figures) -> None:
         super().__init__(why)
-        self.found = found
+        self.figures = figures
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What all checks share."""
+    """The settings that all checks share."""
 
     device: str
     tiny: bool
@@ -45,14 +45,14 @@ class Settings:
 
     @property
     def size(self) -> Size:
-        """The model and its work."""
+        """The size of the model and of its work."""
         from benchmarks.gpu.parts import SEVEN_B, TINY
 
         return TINY if self.tiny else SEVEN_B
 
     @property
     def shards(self) -> Path:
-        """Where `model` writes; raises MissedError if it did not get that far."""
+        """The folder where `model` writes; raises MissedError if it did not get that far."""
         folder = self.scratch / "shards"
         if not (folder / "complete").exists():
             raise MissedError("check `model` made no model")
@@ -60,14 +60,14 @@ class Settings:
 
 
 class Clock:
-    """Seconds on the device since it was made, or since `lap`."""
+    """A clock of the seconds on the device since it was made, or since `lap`."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self.lap()
 
     def lap(self) -> float:
-        """Seconds since the last call, everything on the device done."""
+        """Return the seconds since the last call, once all work on the device is done."""
         if self._device.startswith("cuda"):
             torch.cuda.synchronize()
         now = time.perf_counter()
@@ -77,20 +77,20 @@ class Clock:
 
 @contextmanager
 def peak_memory(device: str) -> Iterator[dict[str, float]]:
-    """Within, `gb` and `reserved_gb` are not known; afterwards they are the peak's; 0 on a CPU."""
-    found = {"gb": 0.0, "reserved_gb": 0.0}
+    """Yield a dictionary whose `gb` and `reserved_gb` are the peak's afterwards; 0 on a CPU."""
+    peak = {"gb": 0.0, "reserved_gb": 0.0}
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
-    yield found
+    yield peak
     if device.startswith("cuda"):
-        found["gb"] = torch.cuda.max_memory_allocated() / 1e9
-        found["reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
+        peak["gb"] = torch.cuda.max_memory_allocated() / 1e9
+        peak["reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
 
 
-def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the norm of the difference over that of `expected`."""
-    found, expected = found.detach(), expected.detach()
-    difference = torch.linalg.vector_norm(found.double() - expected.double())
+def relative(values: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the norm of the difference divided by the norm of `expected`."""
+    values, expected = values.detach(), expected.detach()
+    difference = torch.linalg.vector_norm(values.double() - expected.double())
     return float(difference / torch.linalg.vector_norm(expected.double()))
 
 
@@ -123,7 +123,7 @@ def config_of(settings: Settings, layers: int, **train: Any) -> Config:
 
 
 def written_layers(settings: Settings) -> int:
-    """How many layers `model` wrote."""
+    """Return how many layers `model` wrote."""
     return len(list(settings.shards.glob("layer-*.safetensors")))
 
 
@@ -137,5 +137,5 @@ def tokens_alone(settings: Settings) -> Any:
 
 
 def compared_layers(settings: Settings) -> int:
-    """Layers of the models that are compared with each other."""
+    """Return the number of layers of the models that are compared with each other."""
     return 1 if settings.tiny else min(COMPARED_LAYERS, written_layers(settings))

@@ -1,7 +1,7 @@
 """What a GPU can do, and the seconds of an update and of its rollouts: stated assumptions, pure formulas.
 
 GpuSpeed, gpu_speed  memory, arithmetic and bandwidth of a kind of GPU, by its name
-Seconds, seconds_of  of a plan of doctor's: an update, its rollouts, and which side waits
+Seconds, seconds_of  of a plan of the doctor's: an update, its rollouts, and which side waits
 screens_a_day        bytes of the screenshots that are stored then
 Work                 the floating-point operations and tokens of one update
 work_of              of a model's shape and an episode's tokens
@@ -54,7 +54,7 @@ class GpuSpeed:
 
 H100 = GpuSpeed("H100 80 GB", 85_520_000_000, 989e12, 3.35e12)
 H200 = GpuSpeed("H200 141 GB", 150_750_000_000, 989e12, 4.8e12)
-_KNOWN = {
+_BY_NAME = {
     "B200": GpuSpeed("B200", 192_000_000_000, 2250e12, 8.0e12),
     "H200": H200,
     "GH200": H200,
@@ -68,7 +68,7 @@ _KNOWN = {
 
 def gpu_speed(name: str, memory: int) -> GpuSpeed | None:
     """Return the kind of a GPU that nvidia-smi calls `name`, with its own bytes; None for an unknown one."""
-    for part, kind in _KNOWN.items():
+    for part, kind in _BY_NAME.items():
         if part in name:
             return GpuSpeed(name, memory, kind.flops, kind.bandwidth)
     return None
@@ -76,7 +76,7 @@ def gpu_speed(name: str, memory: int) -> GpuSpeed | None:
 
 @dataclass(frozen=True)
 class Work:
-    """Of one update, over all GPUs."""
+    """The work of one update, over all GPUs."""
 
     trained: float  # operations of the trainer
     prefilled: float  # operations of the engines for prompts
@@ -97,7 +97,7 @@ def work_of(
     caches: bool = True,
     keeps: bool = False,
 ) -> Work:
-    """Of `episodes` of `steps` steps, of which `share` is trained on.
+    """Return the work of `episodes` of `steps` steps, of which `share` is trained on.
 
     `passes` are forward passes that an update costs: 3 for forward and backward, and one each for
     recompute and for the reference. A chain is computed whole where one of its steps is trained on.
@@ -105,19 +105,19 @@ def work_of(
     once where it `keeps` the features of the screens in play.
     """
     per_token, per_pair = 2.0 * shape.layers * shape.layer, 4.0 * shape.queries * shape.layers
-    seen = vision_flops(shape, screen)
+    vision = vision_flops(shape, screen)
     chained = sum(
         (per_token * tokens + per_pair * tokens**2 / 2) * (1 if count > 1 else share)
         for tokens, count in episode.chains
     )
     head = 2.0 * shape.embedding * completion * steps * share
-    trained = passes * (chained + head) + steps * seen
+    trained = passes * (chained + head) + steps * vision
     read, pairs, screens = episode.read, episode.pairs, episode.screens_read
     if not caches:
         read = episode.alone - steps * completion
         pairs = read**2 / steps / 2
         screens = read // max(1, screen)
-    prefilled = per_token * read + per_pair * pairs + (steps if keeps else screens) * seen
+    prefilled = per_token * read + per_pair * pairs + (steps if keeps else screens) * vision
     return Work(
         trained=episodes * trained,
         prefilled=episodes * prefilled,
@@ -127,7 +127,7 @@ def work_of(
 
 
 def vision_flops(shape: Shape, screen: int) -> float:
-    """Operations of the tower's forward pass over one screen of `screen` tokens.
+    """Return the operations of the tower's forward pass over one screen of `screen` tokens.
 
     A matrix of the merger meets a token, those before it each patch; windows hold 8 x 8 patches.
     """
@@ -141,7 +141,7 @@ def vision_flops(shape: Shape, screen: int) -> float:
 
 
 def update_seconds(work: Work, gpu: GpuSpeed, ranks: int, *, offloaded: int = 0) -> float:
-    """Of one update on `ranks` GPUs; `offloaded` are the trained parameters that main memory holds."""
+    """Return the seconds of one update on `ranks` GPUs; main memory holds `offloaded` trained parameters."""
     # Weights go to the GPU and gradients come back, in float32.
     moved = 8 * offloaded / ranks / HOST_BYTES_S
     return work.trained / (ranks * gpu.flops * MFU) + moved
@@ -158,7 +158,7 @@ def iteration_seconds(
 def rollout_seconds(
     work: Work, shape: Shape, gpu: GpuSpeed, *, engines: int, share: int, together: int
 ) -> float:
-    """Seconds that `engines`, of `share` GPUs each, compute for one update's episodes."""
+    """Return the seconds that `engines`, of `share` GPUs each, compute for one update's episodes."""
     prefill = work.prefilled / (engines * share * gpu.flops * MFU)
     each = iteration_seconds(shape, gpu, together=together, context=work.context, share=share)
     return prefill + work.decoded / together * each / engines
@@ -166,7 +166,7 @@ def rollout_seconds(
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of one update and of the rollouts that a batch needs."""
+    """The seconds of one update and of the rollouts that a batch needs."""
 
     update: float
     engines: float  # that the engines compute
@@ -177,12 +177,12 @@ class Seconds:
 
     @property
     def training(self) -> float:
-        """Of all updates on a batch."""
+        """The seconds of all updates on a batch."""
         return self.update * self.uses
 
     @property
     def rollouts(self) -> float:
-        """Until the slowest of them is done."""
+        """The seconds until the slowest of the rollouts is done."""
         return max(self.engines, self.environments, self.boots)
 
     @property
@@ -199,16 +199,16 @@ class Seconds:
             " for the environments": self.environments,
             " for boots": self.boots,
         }
-        for_what = max(sides, key=lambda each: sides[each])
+        for_what = max(sides, key=lambda side: sides[side])
         return f"the trainer will wait {idle:.0%} of the time{for_what}"
 
 
 def seconds_of(config: Config, plan: Plan, gpu: GpuSpeed) -> Seconds:
-    """Of a plan that trains and samples a model."""
+    """Return the seconds of a plan that trains and samples a model."""
     shape, setup, form = plan.shape, plan.setup, plan.form
     assert plan.engine is not None
     episodes = config.data.group_size * config.data.groups_per_batch
-    # A frozen weight needs no gradient of its own: one pass less.
+    # A frozen weight needs no gradient: one pass less.
     passes = 2.0 if setup.adapters else 3.0
     work = work_of(
         shape,
@@ -251,7 +251,7 @@ def _boots_at_once(config: Config) -> int:
 
 
 def screens_a_day(config: Config, plan: Plan, seconds: Seconds) -> int:
-    """Bytes."""
+    """Return the bytes of the screenshots of a day."""
     episodes = config.data.group_size * config.data.groups_per_batch
     batches = DAY_S / max(seconds.training, seconds.rollouts)
     return int(batches * episodes * plan.form.steps * plan.host.screen_bytes)

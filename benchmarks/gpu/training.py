@@ -7,7 +7,7 @@
     lora          an update of adapters on all layers
 
 One GPU of 80 GB does not hold masters, gradients and moments of a 7B. So `update` runs at two depths, the
-larger by doctor's memory plan, and extrapolates the difference that a layer makes to all of them. The
+larger by the doctor's memory plan, and extrapolates the difference that a layer makes to all of them. The
 arms that are compared (`update`, `one_by_one`, `plain_loop`) run at the lesser depth.
 """
 
@@ -28,7 +28,7 @@ from benchmarks.gpu.settings import (
     COMPARED_LAYERS,
     BrokenError,
     Clock,
-    Found,
+    Figures,
     MissedError,
     Settings,
     compared_layers,
@@ -48,8 +48,8 @@ BF16_GRADIENT = 0.1
 """Largest relative difference of a gradient, packs against samples alone, both in bfloat16."""
 
 
-def model(settings: Settings) -> Found:
-    """As many layers as the room for them, twice (weights and their publication), allows."""
+def model(settings: Settings) -> Figures:
+    """Write as many layers as fit twice, as weights and as their publication."""
     size, folder = settings.size, settings.scratch / "shards"
     free = shutil.disk_usage(settings.scratch).free
     layers = size.layers if settings.tiny else min(size.layers, int((free / 2.2 - 4e9) / 0.47e9))
@@ -60,15 +60,15 @@ def model(settings: Settings) -> Found:
     clock = Clock(settings.device)
     write_shards(folder, size, layers, settings.device, torch.bfloat16)
     (folder / "complete").touch()
-    written = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return {"layers": layers, "gb": round(written / 1e9, 2), "seconds_to_write": clock.lap()}
+    bytes_on_disk = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return {"layers": layers, "gb": round(bytes_on_disk / 1e9, 2), "seconds_to_write": clock.lap()}
 
 
 # --- updates --------------------------------------------------------------------------------------
 
 
 def planned(settings: Settings, layers: int, tokens: int, predicted: int, adapters: int = 0) -> Any:
-    """Doctor's memory of a rank, of these tokens in a pack."""
+    """Return the doctor's plan of a rank's memory, with these tokens in a pack."""
     from dart_cli.config.architecture import shape_of
     from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory
 
@@ -91,7 +91,7 @@ def deepest(settings: Settings, tokens: int, predicted: int) -> int:
 
 
 def operations(settings: Settings, layers: int, batch: Batch, nodes: Any, passes: float) -> float:
-    """Floating-point operations of an update on `nodes` (tokens, tokens before them).
+    """Return the floating-point operations of an update on `nodes` (tokens, tokens before them).
 
     Those of one pass of the frozen tower over each screen are among them. See benchmarks/speed/packing.py.
     """
@@ -110,15 +110,15 @@ def operations(settings: Settings, layers: int, batch: Batch, nodes: Any, passes
 
 
 def nodes_of(part: Any) -> list[tuple[int, int]]:
-    """(tokens, tokens before them) of the nodes of all packs of a PackedBatch."""
-    found = []
+    """Return (tokens, tokens before them) of the nodes of all packs of a PackedBatch."""
+    nodes = []
     for pack in part.packs:
         begins, ends = pack.nodes[2::4], pack.nodes[3::4]
-        found += [(end - begin, begin) for begin, end in zip(begins, ends, strict=True)]
-    return found
+        nodes += [(end - begin, begin) for begin, end in zip(begins, ends, strict=True)]
+    return nodes
 
 
-def update(settings: Settings) -> Found:
+def update(settings: Settings) -> Figures:
     """Measure updates at two depths, and extrapolate the seconds and the memory of all layers."""
     from dart_cli.train.packs.rank_shares import packed_batches
 
@@ -133,7 +133,7 @@ def update(settings: Settings) -> Found:
     predicted = sum(map(len, sample.samples)) // len(part.packs)
     most = deepest(settings, longest, predicted)
     depths = sorted({min(COMPARED_LAYERS, most) if not settings.tiny else 1, most})
-    found: Found = {
+    figures: Figures = {
         "samples": len(sample.samples),
         "chains": len(sample.chains),
         "packs": len(part.packs),
@@ -148,7 +148,7 @@ def update(settings: Settings) -> Found:
         counted = operations(settings, layers, sample, nodes, passes=4.0)
         useful = operations(settings, layers, sample, nodes, passes=3.0)
         row |= {
-            "tokens_s": round(found["tokens"] / row["seconds"], 1),
+            "tokens_s": round(figures["tokens"] / row["seconds"], 1),
             "samples_s": round(len(sample.samples) / row["seconds"], 3),
             "tflops_s": round(counted / row["seconds"] / 1e12, 3),
             "mfu_of_matmul": round(useful / row["seconds"] / 1e12 / peak, 3),
@@ -159,24 +159,24 @@ def update(settings: Settings) -> Found:
         row["planned_gb"] = round(plan.peak / 1e9, 2)
         row["planned_with_context_gb"] = round(plan.total / 1e9, 2)
         rows.append(row)
-    found["depths"] = rows
+    figures["depths"] = rows
     for one, other in pairwise(rows):
         if other["layers"] <= one["layers"]:
             continue
         span = other["layers"] - one["layers"]
         rest = settings.size.layers - other["layers"]
-        found["extrapolated"] = {
+        figures["extrapolated"] = {
             "layers": settings.size.layers,
             "from": [r["layers"] for r in rows],
         }
         for name in ("seconds", "peak_gb"):
             value = other[name] + rest * (other[name] - one[name]) / span
-            found["extrapolated"][name] = round(value, 2)
+            figures["extrapolated"][name] = round(value, 2)
     (settings.scratch / "update.json").write_text(json.dumps(rows[0]), encoding="utf-8")
-    return found
+    return figures
 
 
-def _updated_if_it_fits(settings: Settings, layers: int, batch: Batch) -> Found:
+def _updated_if_it_fits(settings: Settings, layers: int, batch: Batch) -> Figures:
     """Return what `_updated` finds, with fewer layers where the memory is not as planned; the result then says so."""
     failed: list[int] = []
     while True:
@@ -193,8 +193,8 @@ def _updated_if_it_fits(settings: Settings, layers: int, batch: Batch) -> Found:
         torch.cuda.empty_cache()
 
 
-def _updated(settings: Settings, layers: int, batch: Batch, **sections: Any) -> Found:
-    """Three updates on one batch: the first warms up, the others are timed."""
+def _updated(settings: Settings, layers: int, batch: Batch, **sections: Any) -> Figures:
+    """Make three updates on one batch: the first warms up, the others are timed."""
     config = config_of(settings, layers)
     config = config.model_copy(
         update={"model": config.model.model_copy(update=sections)} if sections else {}
@@ -203,18 +203,20 @@ def _updated(settings: Settings, layers: int, batch: Batch, **sections: Any) -> 
         losses, seconds = [], []
         for number in range(3):
             clock = Clock(settings.device)
-            done = learner.update(batch, number)
+            result = learner.update(batch, number)
             seconds.append(clock.lap())
-            if not done.applied:
-                raise BrokenError(f"update {number} was not applied: {done.note or done.alarm}", {})
-            losses.append(done.metrics["loss"])
+            if not result.applied:
+                raise BrokenError(
+                    f"update {number} was not applied: {result.note or result.alarm}", {}
+                )
+            losses.append(result.metrics["loss"])
     return {
         "layers": layers,
         "seconds": min(seconds[1:]),
         "peak_gb": round(memory["gb"], 2),
         "reserved_gb": round(memory["reserved_gb"], 2),
         "loss": [round(loss, 5) for loss in losses],
-    } | {name: round(done.metrics[name], 3) for name in done.metrics if name.endswith("_s")}
+    } | {name: round(result.metrics[name], 3) for name in result.metrics if name.endswith("_s")}
 
 
 @contextmanager
@@ -248,7 +250,7 @@ def _kind(settings: Settings) -> Any:
 
 
 class _Sums:
-    """Gradients of the trained parameters, summed in float32 as the learner does."""
+    """The gradients of the trained parameters, summed in float32 as the learner does."""
 
     def __init__(self, model: Any) -> None:
         self.sums: dict[str, torch.Tensor] = {}
@@ -268,15 +270,15 @@ class _Sums:
 
         return add
 
-    def taken(self) -> dict[str, torch.Tensor]:
+    def take(self) -> dict[str, torch.Tensor]:
         """Return the sums; no further gradient is added."""
         for handle in self._handles:
             handle.remove()
         return self.sums
 
 
-def one_by_one(settings: Settings) -> Found:
-    """Gradients of the same samples in packs and one at a time, and the seconds of both."""
+def one_by_one(settings: Settings) -> Figures:
+    """Compute gradients of the same samples in packs and one at a time; return the seconds of both."""
     from benchmarks.speed.packing import alone, packed
     from dart_cli.policy.loader import load_policy
     from dart_cli.policy.packed import use_recompute
@@ -295,7 +297,7 @@ def one_by_one(settings: Settings) -> Found:
     size = settings.size.pack_tokens
     packed(model, batch, size)  # warms up
     model.policy.model.zero_grad(set_to_none=True)
-    found: Found = {"layers": layers, "samples": len(batch.samples)}
+    figures: Figures = {"layers": layers, "samples": len(batch.samples)}
     sums = {}
     for name, run in (
         ("packed", lambda: packed(model, batch, size)),
@@ -304,14 +306,14 @@ def one_by_one(settings: Settings) -> Found:
         adder, clock = _Sums(model), Clock(settings.device)
         with peak_memory(settings.device) as memory:
             tokens = run()
-        found[name] = {
+        figures[name] = {
             "seconds": round(clock.lap(), 3),
             "tokens": tokens,
             "peak_gb": round(memory["gb"], 2),
         }
-        sums[name] = adder.taken()
-    found["seconds_ratio"] = round(found["alone"]["seconds"] / found["packed"]["seconds"], 2)
-    found["tokens_ratio"] = round(found["alone"]["tokens"] / found["packed"]["tokens"], 2)
+        sums[name] = adder.take()
+    figures["seconds_ratio"] = round(figures["alone"]["seconds"] / figures["packed"]["seconds"], 2)
+    figures["tokens_ratio"] = round(figures["alone"]["tokens"] / figures["packed"]["tokens"], 2)
     names = sorted(sums["alone"])
     worst = {name: relative(sums["packed"][name], sums["alone"][name]) for name in names}
     apart = sum(
@@ -319,14 +321,14 @@ def one_by_one(settings: Settings) -> Found:
         for n in names
     )
     whole = sum(float(torch.linalg.vector_norm(sums["alone"][n].double())) ** 2 for n in names)
-    found["relative_difference"] = (apart / whole) ** 0.5
-    found["largest_of_a_parameter"] = max(worst.values())
-    if not found["relative_difference"] <= BF16_GRADIENT:
-        raise BrokenError("packs and samples alone have other gradients", found)
-    return found
+    figures["relative_difference"] = (apart / whole) ** 0.5
+    figures["largest_of_a_parameter"] = max(worst.values())
+    if not figures["relative_difference"] <= BF16_GRADIENT:
+        raise BrokenError("packs and samples alone have other gradients", figures)
+    return figures
 
 
-def plain_loop(settings: Settings) -> Found:
+def plain_loop(settings: Settings) -> Figures:
     """Return what one would write with transformers: a sample at a time, its loss, AdamW in bfloat16.
 
     Without cuDNN's attention, which would make a plan for each of their lengths.
@@ -344,7 +346,7 @@ def plain_loop(settings: Settings) -> Found:
     network.gradient_checkpointing_enable({"use_reentrant": False})
     network.train()
     use_any_length()
-    trained = [each for each in network.parameters() if each.requires_grad]
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
     samples = batch.samples[:: 1 if settings.tiny else PLAIN]
     prepared = {n: policy.images.prepare(encoded, n) for n, encoded in batch.images.items()}
@@ -376,7 +378,7 @@ def plain_loop(settings: Settings) -> Found:
     with peak_memory(settings.device) as memory:
         tokens = step()
     seconds = clock.lap()
-    found = {
+    figures = {
         "layers": layers,
         "seconds": round(seconds, 3),
         "tokens_s": round(tokens / seconds, 1),
@@ -385,11 +387,11 @@ def plain_loop(settings: Settings) -> Found:
     }
     if (path := settings.scratch / "update.json").exists():
         ours = json.loads(path.read_text(encoding="utf-8"))
-        found["seconds_ratio_of_a_sample"] = round(ours["samples_s"] / found["samples_s"], 2)
-    return found
+        figures["seconds_ratio_of_a_sample"] = round(ours["samples_s"] / figures["samples_s"], 2)
+    return figures
 
 
-def lora(settings: Settings) -> Found:
+def lora(settings: Settings) -> Figures:
     """Measure updates of adapters of rank 32 on every layer there is."""
     from dart_cli.config.schema import LoraConfig
     from dart_cli.train.packs.rank_shares import packed_batches
@@ -399,9 +401,9 @@ def lora(settings: Settings) -> Found:
     layers = written_layers(settings)
     [part] = packed_batches(batch, policy, pack_tokens=settings.size.pack_tokens)
     nodes = nodes_of(part)
-    found = _updated(settings, layers, batch, lora=LoraConfig(rank=4 if settings.tiny else 32))
-    found["tokens_s"] = round(sum(own for own, _ in nodes) / found["seconds"], 1)
-    # The base's weights have no gradient of their own: forward, forward again, and back.
+    figures = _updated(settings, layers, batch, lora=LoraConfig(rank=4 if settings.tiny else 32))
+    figures["tokens_s"] = round(sum(own for own, _ in nodes) / figures["seconds"], 1)
+    # The base's weights have no gradient: forward, forward again, and back.
     work = operations(settings, layers, batch, nodes, passes=3.0)
-    found["tflops_s"] = round(work / found["seconds"] / 1e12, 3)
-    return found
+    figures["tflops_s"] = round(work / figures["seconds"] / 1e12, 3)
+    return figures

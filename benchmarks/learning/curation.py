@@ -1,4 +1,4 @@
-"""How many trajectories each way to train needs: plain GRPO, each part alone, each left out of ours.
+"""How many trajectories does each way to train need: plain GRPO, each part alone, each left out of ours?
 
     python benchmarks/learning/curation.py                        # plain GRPO and ours, 3 seeds
     python benchmarks/learning/curation.py --arms main,alone      # groups of arms, or arms by name
@@ -11,7 +11,7 @@ Each run is `dart up configs/curation.toml` with an arm's settings (benchmarks/l
 on tasks of which two fifths begin at about 0 % success. Its weights are then evaluated on held-out
 episodes. An arm plays as many trajectories as its budget says, and its learning rate falls with
 them. Baseline and ours run the same code, and their rates and schedules are chosen from one grid, on
-seeds 0 and 1 (`--tune`). The limit of a success rate is 1, that of the ratio is the share of
+seeds 0 and 1 (`--tune`). The limit of a success rate is 1, the limit of the ratio is the share of
 trajectories that plain GRPO spends on groups with a gradient.
 
 Results are kept in WORK, a JSON file for each run, and are not measured again: start the benchmark
@@ -66,7 +66,9 @@ def main() -> None:
     )
     parser.add_argument("--tune", action="store_true", help="each at every rate and schedule")
     parser.add_argument("--quick", action="store_true", help="two arms, one seed, short")
-    parser.add_argument("--budget", type=int, default=0, help="of every arm, instead of its own")
+    parser.add_argument(
+        "--budget", type=int, default=0, help="of every arm, in place of the arm's budget"
+    )
     parser.add_argument("--at-once", type=int, default=1, help="runs at once")
     parser.add_argument("--levels", type=float, nargs="+", default=list(LEVELS))
     parser.add_argument("--work", type=Path, default=Path("runs/bench-curation"))
@@ -87,13 +89,13 @@ def main() -> None:
         arms = pick_arms(names, tune=arguments.tune)
         if budget:
             arms = [replace(arm, budget=budget) for arm in arms]
-        chosen = range(arguments.first_seed, arguments.first_seed + seeds)
-        result = measure(study, arms, chosen, arguments.levels, arguments.at_once)
+        seeds_to_play = range(arguments.first_seed, arguments.first_seed + seeds)
+        result = measure(study, arms, seeds_to_play, arguments.levels, arguments.at_once)
     except DartError as error:
         raise SystemExit(f"error: {error}") from None
     if arguments.out:
-        kept = {name: value for name, value in result.items() if name != "pictures"}
-        arguments.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        printed = {name: value for name, value in result.items() if name != "pictures"}
+        arguments.out.write_text(json.dumps(printed, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))
 
 
@@ -104,19 +106,21 @@ def measure(
     config = load_config(study.config, list(study.sets))
     if any(arm.needs_pool for arm in arms):
         collect_pool(study, tell)
-    named = {arm.name: arm for arm in arms}
+    arms_by_name = {arm.name: arm for arm in arms}
 
     def settings(cell: Cell) -> object:
-        return settings_of(load_config(study.config, study.sets_of(named[cell.arm])))
+        return settings_of(load_config(study.config, study.sets_of(arms_by_name[cell.arm])))
 
     def play(cell: Cell) -> Result:
         episodes, is_alone = config.eval.episodes, at_once == 1
-        return play_run(study, named[cell.arm], cell.seed, episodes=episodes, is_alone=is_alone)
+        return play_run(
+            study, arms_by_name[cell.arm], cell.seed, episodes=episodes, is_alone=is_alone
+        )
 
-    wanted = [Cell(name, seed) for seed in seeds for name in named]
+    cells_to_play = [Cell(name, seed) for seed in seeds for name in arms_by_name]
     cells = ResultCache(study.work / "results", settings)
-    results = play_missing(wanted, cells, play, at_once=at_once, tell=tell)
-    summary = summarize(results, named, levels)
+    results = play_missing(cells_to_play, cells, play, at_once=at_once, tell=tell)
+    summary = summarize(results, arms_by_name, levels)
     pictures = [study.work / "curation.png"]
     draw_curves(pictures[0], results, summary)
     if tasks := out_of_reach(results):
@@ -126,9 +130,9 @@ def measure(
 
 
 def draw_curves(path: Path, results: Mapping[Cell, Result], summary: Mapping[str, Any]) -> None:
-    """Arms in panels of at most PANEL beside baseline and ours, against trajectories played."""
-    found, whole = _whole(results, summary)
-    others = [arm for arm in found if arm not in whole]
+    """Draw arms in panels of at most PANEL beside baseline and ours, against trajectories played."""
+    arms, whole = _whole(results, summary)
+    others = [arm for arm in arms if arm not in whole]
     groups = [others[at : at + PANEL] for at in range(0, len(others), PANEL)] or [[]]
     ends = sorted(
         {each for arm in summary["arms"].values() for each in arm["episodes_of_a_point"] if each}
@@ -154,10 +158,10 @@ def draw_out_of_reach(
     summary: Mapping[str, Any],
     tasks: Sequence[str],
 ) -> None:
-    """`tasks`, which the model hardly ever solves at first."""
-    found, whole = _whole(results, summary)
-    shown = [*whole, *(arm for arm in found if "pool" in arm)] or found[:PANEL]
-    lines = [line_of(arm, shown, results, summary, tasks) for arm in shown]
+    """Draw the curves of `tasks`, which the model hardly ever solves at first."""
+    arms, whole = _whole(results, summary)
+    panels = [*whole, *(arm for arm in arms if "pool" in arm)] or arms[:PANEL]
+    lines = [line_of(arm, panels, results, summary, tasks) for arm in panels]
     title = f"the {len(tasks)} tasks that begin at {HOPELESS:.0%} or less"
     draw(path, [ArmPanel(title, "trajectories played", lines)], columns=1)
 
@@ -165,9 +169,9 @@ def draw_out_of_reach(
 def _whole(
     results: Mapping[Cell, Result], summary: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """All arms, and of them baseline and ours."""
-    found = list(dict.fromkeys(cell.arm for cell in results))
-    return found, [arm for arm in (summary["baseline"], summary["ours"]) if arm in found]
+    """Return all arms, and of them the baseline and ours."""
+    arms = list(dict.fromkeys(cell.arm for cell in results))
+    return arms, [arm for arm in (summary["baseline"], summary["ours"]) if arm in arms]
 
 
 def line_of(
@@ -187,7 +191,7 @@ def line_of(
 
 
 def tell(text: str) -> None:
-    """One line of progress."""
+    """Print one line of progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 

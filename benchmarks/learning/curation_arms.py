@@ -1,12 +1,12 @@
-"""The arms of the curation study: what each of its runs trains with.
+"""The arms of the curation study: the settings with which each of its runs trains.
 
-    Arm         a base, the parts added to it, and, where they are not its own, rate, schedule, budget
-    BASES       what a name begins with: plain GRPO, single stream
+    Arm         a base, the parts added to it, and rate, schedule and budget where they differ from the base's
+    BASES       what a name begins with: plain GRPO, group size 1
     PARTS       what may be added
-    NAMED       the arms of the first study of curation, under their short names
+    ARMS        the arms of the first study of curation, under their short names
     pick_arms   a comma-separated list, or a group of arms -> arms
 
-An arm's name says all of it: `single+replay`, `grpo+frontier@6016`, `grpo~2.5e-4~linear`. `+` adds a
+An arm's name contains all settings: `single+replay`, `grpo+frontier@6016`, `grpo~2.5e-4~linear`. `+` adds a
 part, `~` sets the learning rate or the schedule, `@` the trajectories that are played. What a name
 leaves out is as the base was tuned (TUNED): all arms on the same grid of RATES and SCHEDULES.
 """
@@ -108,39 +108,39 @@ class Arm:
 
     @property
     def kind(self) -> str:
-        """Its base and parts."""
+        """The base and parts of the arm."""
         return "+".join((self.base, *self.parts))
 
     @property
     def name(self) -> str:
-        """Of its files, and on the command line."""
+        """The name of the arm, in file names and on the command line."""
         rate, schedule = (f"~{each}" if each else "" for each in (self.rate, self.schedule))
         return f"{self.kind}{rate}{schedule}{f'@{self.budget}' if self.budget else ''}"
 
     @property
     def trajectories(self) -> int:
-        """How many it plays."""
+        """The number of trajectories that the arm plays."""
         is_long = self.base == FILE or (self.base == GRPO and not self.parts)
         return self.budget or (BUDGET if is_long else HALF)
 
     @property
     def tuned(self) -> tuple[str, str]:
-        """The rate and the schedule of its kind; empty: as in the file."""
+        """The rate and the schedule of this kind of arm; empty where they are as in the file."""
         kind = f"{self.base}+replay" if "replay" in self.parts else self.base
         return TUNED.get(kind, TUNED.get(self.base, ("", "")))
 
     def sets(self, pool: Path) -> list[str]:
-        """Its `--set`, with the oracle's trajectories in `pool`; they end the run at its budget."""
+        """Return the arm's `--set` values, with the oracle's trajectories in `pool`; they end the run at its budget."""
         rate, schedule = self.rate or self.tuned[0], self.schedule or self.tuned[1]
-        found = [f"train.max_trajectories={self.trajectories}", *BASES[self.base]]
-        found += [each for part in self.parts for each in PARTS[part]]
-        found += [f"train.lr={rate}"] if rate else []
-        found += SCHEDULES[schedule] if schedule else ()
-        return [each.replace("{pool}", json.dumps(str(pool))) for each in found]
+        overrides = [f"train.max_trajectories={self.trajectories}", *BASES[self.base]]
+        overrides += [setting for part in self.parts for setting in PARTS[part]]
+        overrides += [f"train.lr={rate}"] if rate else []
+        overrides += SCHEDULES[schedule] if schedule else ()
+        return [override.replace("{pool}", json.dumps(str(pool))) for override in overrides]
 
     @property
     def needs_pool(self) -> bool:
-        """Whether it draws from the oracle's trajectories."""
+        """Whether the arm draws from the oracle's trajectories."""
         return "pool" in self.parts
 
 
@@ -153,7 +153,7 @@ def _older() -> dict[str, Arm]:
     return {"uniform": Arm(FILE), "all": Arm(FILE, every), **alone, **left_out}
 
 
-NAMED: dict[str, Arm] = {
+ARMS: dict[str, Arm] = {
     **_older(),
     "uniform-fast": Arm(FILE, rate="2.5e-4"),
     "online": Arm(FILE, ("online",)),
@@ -188,28 +188,28 @@ GROUPS: dict[str, tuple[Arm, ...]] = {
 
 def arm_of(name: str) -> Arm:
     """Return the arm of a name. Raises ConfigError."""
-    if name in NAMED:
-        return NAMED[name]
-    found = _NAME.fullmatch(name)
-    if found is None:
+    if name in ARMS:
+        return ARMS[name]
+    match = _NAME.fullmatch(name)
+    if match is None:
         raise ConfigError(f"--arms: {name!r} is not BASE[+PART...][~RATE][~SCHEDULE][@BUDGET]")
-    base, *parts = found["parts"].split("+")
-    _known(name, base, {**BASES, **NAMED}, "base")
+    base, *parts = match["parts"].split("+")
+    _check_name(name, base, {**BASES, **ARMS}, "base")
     for part in parts:
-        _known(name, part, PARTS, "part")
-    if found["schedule"]:
-        _known(name, found["schedule"], SCHEDULES, "schedule")
-    begun = NAMED.get(base, Arm(base))
+        _check_name(name, part, PARTS, "part")
+    if match["schedule"]:
+        _check_name(name, match["schedule"], SCHEDULES, "schedule")
+    arm = ARMS.get(base, Arm(base))
     return replace(
-        begun,
-        parts=(*begun.parts, *parts),
-        rate=found["rate"] or begun.rate,
-        schedule=found["schedule"] or begun.schedule,
-        budget=int(found["budget"] or begun.budget),
+        arm,
+        parts=(*arm.parts, *parts),
+        rate=match["rate"] or arm.rate,
+        schedule=match["schedule"] or arm.schedule,
+        budget=int(match["budget"] or arm.budget),
     )
 
 
-def _known(name: str, word: str, there_are: Iterable[str], kind: str) -> None:
+def _check_name(name: str, word: str, there_are: Iterable[str], kind: str) -> None:
     if word not in there_are:
         raise ConfigError(f"--arms: no {kind} {word!r} ({name}); there are {', '.join(there_are)}")
 
@@ -219,14 +219,14 @@ def pick_arms(names: str, *, tune: bool = False) -> list[Arm]:
 
     With `tune` each stands for one arm at every rate and schedule of the grid.
     """
-    wanted: list[Arm] = []
-    for name in (each.strip() for each in names.split(",")):
-        wanted += GROUPS.get(name) or (arm_of(name),)
+    arms: list[Arm] = []
+    for name in (text.strip() for text in names.split(",")):
+        arms += GROUPS.get(name) or (arm_of(name),)
     if tune:
-        wanted = [
+        arms = [
             replace(arm, rate=rate, schedule=schedule)
-            for arm in wanted
+            for arm in arms
             for rate in RATES
             for schedule in SCHEDULES
         ]
-    return list(dict.fromkeys(wanted))
+    return list(dict.fromkeys(arms))

@@ -1,4 +1,4 @@
-"""The study of what each way to train makes of the trajectories it plays: one run, then all of them.
+"""Plays and compares the runs of the curation study.
 
     collect_pool   the oracle's trajectories, for the arms with a pool
     play_run       one run: `dart up`, its costs from the ledger, its weights on held-out episodes
@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Literal, TypeVar
 
-from benchmarks.learning.curation_arms import BASELINE, NAMED, OURS, Arm
+from benchmarks.learning.curation_arms import ARMS, BASELINE, OURS, Arm
 from benchmarks.learning.curves import isotonic, reach
 from benchmarks.learning.study import Cell, Result, call, call_within, dart, overrides
 from benchmarks.run_times import episode_times
@@ -42,7 +42,7 @@ DEADLINE_S = 1800.0
 """Longest training of one run."""
 
 LEVELS = (0.6, 0.7, 0.8, 0.85)
-"""Held-out success at which arms are compared, beside that of the baseline at its end."""
+"""Held-out success at which arms are compared, beside the baseline's success at its end."""
 
 LEARNED = 0.8
 """Success of a task that is learned, if it began below."""
@@ -60,7 +60,7 @@ FINAL = 4
 
 @dataclass(frozen=True)
 class Study:
-    """Where a study's files are."""
+    """The folders and files of a study."""
 
     root: Path  # of the repository
     config: Path
@@ -69,7 +69,7 @@ class Study:
 
     @property
     def pool(self) -> Path:
-        """The oracle's trajectories."""
+        """The folder of the oracle's trajectories."""
         return self.work.absolute() / "pool"
 
     def sets_of(self, arm: Arm) -> list[str]:
@@ -123,17 +123,17 @@ def play_run(
     call_within(DEADLINE_S, command, log, study.root)
     cpu_s = round(_children_s() - spent, 1) if is_alone else None
     with open_reader(run_dir) as reader:
-        paid, groups, told = costs(reader), _groups(reader), explained(reader)
+        paid, groups, explained_thirds = costs(reader), _groups(reader), explained(reader)
     versions = spread(sorted(paid))
     scores = _held_out(study, options, log, versions, episodes)
     judged: Result = {}
     if greedy:
-        asked = ["--mode", "greedy", "--episodes", str(greedy), "--json"]
-        evaluation = [*dart("eval", str(study.config)), *options, *asked]
+        how = ["--mode", "greedy", "--episodes", str(greedy), "--json"]
+        evaluation = [*dart("eval", str(study.config)), *options, *how]
         judged["greedy"] = call(evaluation, log, study.root)
     if elsewhere:
-        asked = ["--mode", "sampled", "--episodes", str(episodes), "--json"]
-        evaluation = [*dart("eval", str(study.config)), *options, *overrides(elsewhere), *asked]
+        how = ["--mode", "sampled", "--episodes", str(episodes), "--json"]
+        evaluation = [*dart("eval", str(study.config)), *options, *overrides(elsewhere), *how]
         judged["elsewhere"] = call(evaluation, log, study.root)
     shutil.rmtree(run_dir)
     return {
@@ -148,13 +148,13 @@ def play_run(
             for version, tasks in sorted(scores.items())
         },
         "groups": groups,
-        "explained": told,
+        "explained": explained_thirds,
         "cpu_s": cpu_s,
     }
 
 
 def _children_s() -> float:
-    """CPU seconds of the processes that have ended, and of theirs."""
+    """Return the CPU seconds of the child processes that have ended, and of their children."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime
 
@@ -182,36 +182,36 @@ def _held_out(
     script = str(study.root / "benchmarks" / "learning" / "heldout.py")
 
     def play(half: Sequence[tuple[int, int]]) -> Result:
-        wanted = [f"{version}:{count}" for version, count in half]
+        plan = [f"{version}:{count}" for version, count in half]
         python = dart()[0]
-        return call([python, script, str(study.config), *options, *wanted], log, study.root)
+        return call([python, script, str(study.config), *options, *plan], log, study.root)
 
     first, rest = plans[-1:] + plans[: len(plans) // 4], plans[len(plans) // 4 : -1]
     with ThreadPoolExecutor(2) as pool:
-        found = {
+        success = {
             key: value
             for part in pool.map(play, [half for half in (first, rest) if half])
             for key, value in part.items()
         }
     return {
         int(key): {task: (score[0], score[1], score[2]) for task, score in tasks.items()}
-        for key, tasks in found.items()
+        for key, tasks in success.items()
     }
 
 
 def costs(reader: Reader) -> dict[int, dict[CostAxis, float]]:
-    """By version: what had been played when it was published, from the first lease on."""
+    """Return, by version, what had been played when it was published, from the first lease on."""
     episodes = episode_times(reader)
     began = min(episode.leased_at for episode in episodes)
-    ended = sorted((e.ended_at, e.steps or 0) for e in episodes if e.ended_at is not None)
-    times = [at for at, _ in ended]
-    actions = [0, *accumulate(steps for _, steps in ended)]
-    found: dict[int, dict[CostAxis, float]] = {0: dict.fromkeys(COSTS, 0)}
+    ends = sorted((e.ended_at, e.steps or 0) for e in episodes if e.ended_at is not None)
+    times = [at for at, _ in ends]
+    actions = [0, *accumulate(steps for _, steps in ends)]
+    costs_by_update: dict[int, dict[CostAxis, float]] = {0: dict.fromkeys(COSTS, 0)}
     for batch in reader.batches():
         if batch.trained_at is None or batch.trained_version is None:
             continue
         count = bisect.bisect_right(times, batch.trained_at)
-        found.setdefault(  # a batch that was skipped has the version before it
+        costs_by_update.setdefault(  # a batch that was skipped has the version before it
             batch.trained_version,
             {
                 "trajectories": count,
@@ -219,11 +219,11 @@ def costs(reader: Reader) -> dict[int, dict[CostAxis, float]]:
                 "minutes": round((batch.trained_at - began) / 60, 4),
             },
         )
-    return found
+    return costs_by_update
 
 
 def _point(tasks: Mapping[str, Score]) -> dict[str, float]:
-    """Success and steps of an episode, means over tasks, all with equal weight; and n."""
+    """Return success and steps of an episode, means over tasks with equal weight, and the number of episodes."""
     judged = [score for score in tasks.values() if score[1]]
     return {
         "success": mean(passed / count for passed, count, _ in judged),
@@ -241,19 +241,19 @@ def _groups(reader: Reader) -> dict[str, int]:
 
 
 def explained(reader: Reader) -> dict[str, list[float]]:
-    """How much of the rewards baselines and a critic explained, by thirds of the run; empty without a critic."""
-    found: dict[str, list[float]] = {}
+    """Return how much of the rewards baselines and a critic explained, by thirds of the run; empty without a critic."""
+    thirds_by_name: dict[str, list[float]] = {}
     for name in ("baseline_explained", "critic_explained"):
-        told = [each.value for each in reader.metrics(name)]
-        if len(told) >= 3:
-            found[name] = [round(mean(third), 3) for third in thirds(told)]
-    return found
+        values = [metric.value for metric in reader.metrics(name)]
+        if len(values) >= 3:
+            thirds_by_name[name] = [round(mean(third), 3) for third in thirds(values)]
+    return thirds_by_name
 
 
-def thirds(told: Sequence[_T]) -> list[Sequence[_T]]:
-    """Its beginning, middle and end."""
-    cuts = [len(told) * part // 3 for part in range(4)]
-    return [told[a:b] for a, b in pairwise(cuts)]
+def thirds(values: Sequence[_T]) -> list[Sequence[_T]]:
+    """Return the beginning, middle and end of a sequence."""
+    cuts = [len(values) * part // 3 for part in range(4)]
+    return [values[a:b] for a, b in pairwise(cuts)]
 
 
 # --- all runs -------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def thirds(told: Sequence[_T]) -> list[Sequence[_T]]:
 def curve(
     result: Result, cost: CostAxis, tasks: Sequence[str] | None = None
 ) -> list[tuple[float, float]]:
-    """One run's held-out success against a cost: the mean over all tasks, or over these."""
+    """Return one run's held-out success against a cost: the mean over all tasks, or over these."""
 
     def success(point: Mapping[str, Any]) -> float:
         if tasks is None:
@@ -296,11 +296,11 @@ def summarize(
     baseline, ours = _compared(arms)
     ends = {arm: [_end(run, "success") for run in runs] for arm, runs in runs_of.items()}
     level = mean(ends[baseline]) if baseline in ends else None
-    found: dict[str, dict[str, Any]] = {}
+    summaries: dict[str, dict[str, Any]] = {}
     for arm, runs in runs_of.items():
         is_baseline = arm == baseline
         per_task = _per_task(runs)
-        found[arm] = {
+        summaries[arm] = {
             "budget": arms[arm].trajectories,
             "final_success": round(mean(ends[arm]), 4),
             "by_seed": [round(value, 4) for value in ends[arm]],
@@ -316,33 +316,33 @@ def summarize(
                 cost_to([run], "trajectories", level, is_baseline) for run in runs
             ],
             **{
-                f"{cost}_to": {each: cost_to(runs, cost, each, False) for each in levels}
+                f"{cost}_to": {level: cost_to(runs, cost, level, False) for level in levels}
                 for cost in COSTS
             },
             "per_task": per_task,
             "tasks_learned": [task for task, (a, b) in per_task.items() if a < LEARNED <= b],
         }
-    for arm, figures in found.items():
+    for arm, figures in summaries.items():
         figures["ratios"] = {
-            "end": _ratio(found, arm, baseline, "to_level", "trajectories"),
-            **{str(at): _ratio(found, arm, baseline, "trajectories_to", at) for at in levels},
+            "end": _ratio(summaries, arm, baseline, "to_level", "trajectories"),
+            **{str(at): _ratio(summaries, arm, baseline, "trajectories_to", at) for at in levels},
         }
     summary: dict[str, Any] = {"benchmark": "curation", "baseline": baseline, "ours": ours}
     for cost in COSTS:
-        summary[f"{cost}_ratio"] = _ratio(found, ours, baseline, "to_level", cost)
-    summary["trajectories_ratio_of_budget"] = _of_budget(found, ours, baseline)
+        summary[f"{cost}_ratio"] = _ratio(summaries, ours, baseline, "to_level", cost)
+    summary["trajectories_ratio_of_budget"] = _of_budget(summaries, ours, baseline)
     for at in levels:
-        summary[f"ratio_{at * 100:.0f}"] = _ratio(found, ours, baseline, "trajectories_to", at)
+        summary[f"ratio_{at * 100:.0f}"] = _ratio(summaries, ours, baseline, "trajectories_to", at)
     summary |= {
-        "end_success": found.get(ours, {}).get("final_success"),
-        "end_success_baseline": found.get(baseline, {}).get("final_success"),
+        "end_success": summaries.get(ours, {}).get("final_success"),
+        "end_success_baseline": summaries.get(baseline, {}).get("final_success"),
         "level": level and round(level, 4),
         "seeds": len({cell.seed for cell in results}),
     }
     if baseline in runs_of:
         shares = [_share_trained(run["groups"]) for run in runs_of[baseline]]
         summary["limit"] = round(mean(shares), 4)
-    return {**summary, "demonstrations_per_task": PER_TASK, "arms": found}
+    return {**summary, "demonstrations_per_task": PER_TASK, "arms": summaries}
 
 
 def _compared(arms: Mapping[str, Arm]) -> tuple[str, str]:
@@ -351,28 +351,28 @@ def _compared(arms: Mapping[str, Arm]) -> tuple[str, str]:
     Plain GRPO and ours, at any rate and budget; else those of the first study; else the first arm
     and the last.
     """
-    for pair in ((BASELINE, OURS), (NAMED["uniform"], NAMED["all"])):
-        baseline, ours = (_of_kind(arms, each) for each in pair)
+    for pair in ((BASELINE, OURS), (ARMS["uniform"], ARMS["all"])):
+        baseline, ours = (_of_kind(arms, arm) for arm in pair)
         if (baseline in arms and ours in arms) or len(arms) == 1:
             return baseline, ours
     return next(iter(arms)), list(arms)[-1]
 
 
-def _of_kind(arms: Mapping[str, Arm], wanted: Arm) -> str:
+def _of_kind(arms: Mapping[str, Arm], like: Arm) -> str:
     """Return the name of an arm with those parts; its own where there is none, or it is one of them."""
-    alike = [name for name, arm in arms.items() if arm.kind == wanted.kind]
-    return wanted.name if wanted.name in alike or not alike else alike[0]
+    alike = [name for name, arm in arms.items() if arm.kind == like.kind]
+    return like.name if like.name in alike or not alike else alike[0]
 
 
 def _per_task(runs: Sequence[Result]) -> dict[str, list[float]]:
-    """Task -> its success at the beginning and at the end, means over runs."""
-    found: dict[str, list[float]] = {}
+    """Return each task's success at the beginning and at the end, means over runs."""
+    values_by_task: dict[str, list[float]] = {}
     for point in (0, -1):
         scores = [run["per_task"][str(run["points"][point]["version"])] for run in runs]
         for task in scores[0]:
-            known = [each[task] for each in scores if task in each]
-            found.setdefault(task, []).append(round(mean(known), 4))
-    return found
+            values = [score[task] for score in scores if task in score]
+            values_by_task.setdefault(task, []).append(round(mean(values), 4))
+    return values_by_task
 
 
 def _end(run: Result, what: str) -> Any:
@@ -381,8 +381,8 @@ def _end(run: Result, what: str) -> Any:
 
 
 def _mean_of(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(mean(known), 3) if known and len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return round(mean(numbers), 3) if numbers and len(numbers) == len(values) else None
 
 
 def _share_trained(groups: Mapping[str, int]) -> float:
@@ -394,7 +394,7 @@ def _share_trained(groups: Mapping[str, int]) -> float:
 def _ratio(
     arms: Mapping[str, Any], arm: str, baseline: str, table: str, key: object
 ) -> float | None:
-    """Return the cost of an arm over that of the baseline."""
+    """Return the cost of an arm divided by the cost of the baseline."""
     ours, theirs = (arms.get(each, {}).get(table, {}).get(key) for each in (arm, baseline))
     return round(ours / theirs, 4) if ours and theirs else None
 

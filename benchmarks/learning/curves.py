@@ -66,7 +66,7 @@ def value_at(curve: Points, x: float) -> float:
 
 @dataclass(frozen=True)
 class Band:
-    """Several curves on one grid."""
+    """The mean and the limits of several curves on one grid."""
 
     x: list[float]
     mean: list[float]
@@ -75,7 +75,7 @@ class Band:
 
 
 def band(curves: Sequence[Points], points: int = 60) -> Band:
-    """Mean, lowest and highest of `curves` over the range that all of them cover."""
+    """Return the mean, lowest and highest of `curves` over the range that all of them cover."""
     begin = max(curve[0][0] for curve in curves)
     end = min(curve[-1][0] for curve in curves)
     grid = [begin + (end - begin) * index / (points - 1) for index in range(points)]
@@ -91,8 +91,14 @@ def band(curves: Sequence[Points], points: int = 60) -> Band:
 # --- pictures -------------------------------------------------------------------------------
 
 PALETTE = (
-    *("#2563eb", "#059669", "#d97706", "#db2777"),
-    *("#7c3aed", "#0891b2", "#65a30d", "#b91c1c"),
+    "#2563eb",
+    "#059669",
+    "#d97706",
+    "#db2777",
+    "#7c3aed",
+    "#0891b2",
+    "#65a30d",
+    "#b91c1c",
 )
 
 
@@ -109,7 +115,7 @@ class ArmLine:
 
 @dataclass(frozen=True)
 class ArmPanel:
-    """Lines that are compared."""
+    """One panel of lines that are compared."""
 
     title: str
     x_label: str
@@ -126,14 +132,14 @@ def draw(path: Path, panels: Sequence[ArmPanel], *, columns: int) -> None:
     axes = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
     for panel, axis in zip(panels, axes, strict=False):
         for line in panel.lines:
-            found = band(line.curves)
+            limits = band(line.curves)
             width = 2.6 if line.is_bold else 1.4
             style = "--" if line.is_dashed else "-"
             axis.plot(
-                found.x, found.mean, style, color=line.colour, linewidth=width, label=line.label
+                limits.x, limits.mean, style, color=line.colour, linewidth=width, label=line.label
             )
             if len(line.curves) > 1:
-                axis.fill_between(found.x, found.low, found.high, color=line.colour, alpha=0.13)
+                axis.fill_between(limits.x, limits.low, limits.high, color=line.colour, alpha=0.13)
         if panel.level is not None:
             axis.axhline(panel.level, color="#6b7280", linewidth=0.8, linestyle=":")
         axis.set_title(panel.title, loc="left", fontsize=11)

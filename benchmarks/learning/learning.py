@@ -1,4 +1,4 @@
-"""Does the quickstart learn, and is it the learning that does it? Seeds, shells, and two controls.
+"""Does the quickstart learn, and is learning the cause? It is run with several seeds and two controls.
 
     python benchmarks/learning/learning.py                     # 3 seeds and the other arms, one after another
     python benchmarks/learning/learning.py --seeds 0 --arms rl --out runs/one-seed
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def up(config: Path, out: Path, name: str, seed: int, sets: Sequence[str]) -> dict[str, Any]:
-    """One whole `dart up`; its last line, and the CPU seconds of the run and its evaluations."""
+    """Run one whole `dart up`; return its last line, and the CPU seconds of the run and its evaluations."""
     line, seconds = call(
         [*dart("up", str(config)), *overrides([*sets, f"run.dir={out / name}", f"run.seed={seed}"])]
     )
@@ -93,7 +93,7 @@ def up(config: Path, out: Path, name: str, seed: int, sets: Sequence[str]) -> di
 
 
 def imitate(out: Path, seconds: float, sets: Sequence[str]) -> dict[str, Any]:
-    """More of the base's own training, then the same evaluation."""
+    """Train the base further by its own script, then evaluate it in the same way."""
     folder = out / "imitation-model"
     script = str(ROOT / "scripts" / "shipped_models" / "build_tiny.py")
     call(
@@ -162,7 +162,7 @@ def by_hand(config: Path, out: Path, seed: int, sets: Sequence[str]) -> dict[str
 
 
 def updates(run_dir: Path) -> int:
-    """Batches trained so far, from the ledger."""
+    """Return the number of batches trained so far, from the ledger."""
     try:
         with open_reader(run_dir) as reader:
             return sum(batch.state == "trained" for batch in reader.batches())
@@ -171,7 +171,7 @@ def updates(run_dir: Path) -> int:
 
 
 def wait_for(run_dir: Path, goal: int, children: dict[str, subprocess.Popen[str]]) -> None:
-    """Until `goal` batches are trained; ends the benchmark if a process dies or none comes."""
+    """Wait until `goal` batches are trained; end the benchmark if a process dies or no batch comes."""
     deadline = time.monotonic() + DEADLINE_S
     while updates(run_dir) < goal:
         dead = [role for role, child in children.items() if child.poll() is not None]
@@ -202,9 +202,9 @@ def call(command: Sequence[str]) -> tuple[dict[str, Any], float]:
 
 
 def draw(path: Path, out: Path, names: Sequence[str]) -> None:
-    """Success while training by task, one panel each, a line for every run of the ledger."""
+    """Draw success while training, one panel for each task, a line for every run of the ledger."""
     runs = {name: curves(out / name.replace("rl seed ", "rl-")) for name in names}
-    tasks = sorted({task for each in runs.values() for task in each})
+    tasks = sorted({task for run in runs.values() for task in run})
     if not tasks:
         return
     columns = 4
@@ -228,15 +228,15 @@ def draw(path: Path, out: Path, names: Sequence[str]) -> None:
 
 
 def curves(run_dir: Path) -> dict[str, list[tuple[float, float]]]:
-    """Task -> (minutes, success) of a run, from its ledger."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    """Return (minutes, success) of a run by task, from its ledger."""
+    curves_by_arm: dict[str, list[tuple[float, float]]] = {}
     with open_reader(run_dir) as reader:
         began = reader.run().created_at
         points: Sequence[CurvePoint] = reader.success_curve(bucket=BUCKET)
     for point in points:
         minutes = (point.ended_at - began) / 60
-        found.setdefault(point.task_id, []).append((minutes, point.success))
-    return found
+        curves_by_arm.setdefault(point.task_id, []).append((minutes, point.success))
+    return curves_by_arm
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""BrowserGym's own verdicts on what a policy does in MiniWoB++, beside ours: part of miniwob_learning.py.
+"""Do BrowserGym's verdicts on what a policy does in MiniWoB++ agree with ours? A part of miniwob_learning.py.
 
     compare_verdicts   the policy plays in our suite, its actions are repeated in BrowserGym, both judge
 
@@ -56,18 +56,18 @@ def compare_verdicts(
     config = load_config(study.config, sets)
     limit_threads(config.rollout.threads)
     tell(f"the policy plays {EACH * len(PAGES)} episodes")
-    played = asyncio.run(_played(config, weights))
+    episodes = asyncio.run(_play(config, weights))
     tell("its actions are repeated in BrowserGym")
     scale = SCALE / float(config.env.options.get("scale", 1.0))
     env = make_env("browsergym")
     rows = []
     try:
-        for number, episode in enumerate(played):
+        for number, episode in enumerate(episodes):
             rows.append(_row(env, episode, scale))
             if rows[-1]["ours"] != rows[-1]["browsergym"]:
                 tell(f"differs: {rows[-1]}")
             if number % 20 == 19:
-                tell(f"{number + 1} of {len(played)} episodes")
+                tell(f"{number + 1} of {len(episodes)} episodes")
     finally:
         env.close()
     judged = [row for row in rows if "invalid" not in (row["ours"], row["browsergym"])]
@@ -89,7 +89,7 @@ def drawn_seed(seed: int) -> int:
     return int(np.random.RandomState(seed).randint(0, 1_000_000))
 
 
-async def _played(config: Config, weights: Path | None) -> list[PlayedEpisode]:
+async def _play(config: Config, weights: Path | None) -> list[PlayedEpisode]:
     """Return the policy's episodes, in the order of the plan."""
     steps = benchmark_of("miniwob.x").max_steps
     plan = []
@@ -104,7 +104,7 @@ async def _played(config: Config, weights: Path | None) -> list[PlayedEpisode]:
         answered = answered_by(config, model.responder)
         await play(config, each_of(plan), answered, over.append, most=len(plan))
     order = {episode.name: number for number, episode in enumerate(plan)}
-    return sorted(over, key=lambda each: order[each.planned.name])
+    return sorted(over, key=lambda episode: order[episode.planned.name])
 
 
 def _row(env: GuiEnv, episode: PlayedEpisode, scale: float) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def _row(env: GuiEnv, episode: PlayedEpisode, scale: float) -> dict[str, Any]:
 
 
 def _repeated(env: GuiEnv, task: Task, seed: int, actions: Sequence[Action]) -> str:
-    """BrowserGym's verdict after these actions."""
+    """Return BrowserGym's verdict after these actions."""
     try:
         env.reset(seed=seed, options={"task": task})
         for action in actions:

@@ -1,4 +1,4 @@
-"""Which pages of MiniWoB++ a small model learns from pass or fail alone: before, after, and at rate 0.
+"""Which pages of MiniWoB++ does a small model learn from pass or fail alone?
 
     python benchmarks/learning/miniwob_learning.py                                  # all pages, seed 0, 4 hours
     python benchmarks/learning/miniwob_learning.py --pages twelve                   # 12 pages, 3 seeds, and at rate 0
@@ -6,10 +6,10 @@
     python benchmarks/learning/miniwob_learning.py --browsergym                     # BrowserGym's verdicts
     python benchmarks/learning/miniwob_learning.py --pages click-tab focus-text --hours 0.05 --episodes 10
 
-Each run: the base on held-out seeds, `dart up CONFIG` for `--hours`, the end on the same seeds; sampled, as in
-training.
+Each run evaluates the base on held-out seeds, plays `dart up CONFIG` for `--hours`, and evaluates the end on
+the same seeds; actions are sampled, as in training.
 
-    rl      that
+    rl      such a run
     flat    the same with train.lr = 0, for a tenth of the hours: what noise of evaluation and sampling give
 
 Start it again after a stop, or a kill: it goes on where it was. Figures of all parts are gathered in one file
@@ -83,15 +83,15 @@ def main() -> None:
             sets=tuple(arguments.set),
         )
         if arguments.browsergym:
-            found = compare_verdicts(study, arguments.weights, tell)
-            gather(arguments.results, ("browsergym",), found)
+            result = compare_verdicts(study, arguments.weights, tell)
+            gather(arguments.results, ("browsergym",), result)
         else:
             seeds = arguments.seeds or ([0, 1, 2] if part == "twelve" else [0])
             arms = arguments.arms or (["rl", "flat"] if part == "twelve" else ["rl"])
-            found = measure(study, base, part, arms, seeds, arguments.results)
+            result = measure(study, base, part, arms, seeds, arguments.results)
     except DartError as error:
         raise SystemExit(f"error: {error}") from None
-    print(json.dumps({"benchmark": "miniwob", "base": base, "part": part, **found}))
+    print(json.dumps({"benchmark": "miniwob", "base": base, "part": part, **result}))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -118,15 +118,17 @@ def measure(
 ) -> dict[str, Any]:
     """Play all runs, seed by seed, and gather what is there after each; the figures by arm."""
     cells = ResultCache(study.work / "results", lambda cell: _settings(study, cell))
-    wanted = [Cell(arm, seed) for seed in seeds for arm in arms]
+    cells_to_play = [Cell(arm, seed) for seed in seeds for arm in arms]
     runs: dict[str, list[Result]] = {}
-    found: dict[str, Any] = {}
-    for cell in wanted:
-        played = play_missing([cell], cells, lambda each: play_run(study, each, tell), tell=tell)
-        runs.setdefault(cell.arm, []).append(played[cell])
-        found = {arm: summary_of(each) for arm, each in runs.items()}
-        _keep(results, base, part, found, runs)
-    return found
+    figures: dict[str, Any] = {}
+    for cell in cells_to_play:
+        results_of_cell = play_missing(
+            [cell], cells, lambda each: play_run(study, each, tell), tell=tell
+        )
+        runs.setdefault(cell.arm, []).append(results_of_cell[cell])
+        figures = {arm: summary_of(run) for arm, run in runs.items()}
+        _keep(results, base, part, figures, runs)
+    return figures
 
 
 def _settings(study: Study, cell: Cell) -> object:
@@ -139,7 +141,7 @@ def _keep(
     results: Path,
     base: str,
     part: str,
-    found: Mapping[str, Any],
+    figures: Mapping[str, Any],
     runs: Mapping[str, Sequence[Result]],
 ) -> None:
     """Gather the figures, and draw them."""
@@ -148,55 +150,55 @@ def _keep(
         arm: [{key: run[key] for key in ("seed", "curve")} for run in each]
         for arm, each in runs.items()
     }
-    if part == "all" and "rl" in found:
-        value = {**found["rl"], "curve": curves["rl"]}
-        value |= {arm: summary for arm, summary in found.items() if arm != "rl"}
+    if part == "all" and "rl" in figures:
+        value = {**figures["rl"], "curve": curves["rl"]}
+        value |= {arm: summary for arm, summary in figures.items() if arm != "rl"}
     else:
-        value = {arm: {**summary, "curve": curves[arm]} for arm, summary in found.items()}
+        value = {arm: {**summary, "curve": curves[arm]} for arm, summary in figures.items()}
     everything = gather(results, keys, value)
     is_shipped = results.absolute() == RESULTS
     folder = DOCS / "images" if is_shipped else results.parent
     suffix = "" if (base, part) == ("rl_only", "all") else f"-{base}-{part}".replace("_", "-")
-    shown = found.get("rl") or next(iter(found.values()))
-    title = f"MiniWoB++ from pixels, a base {NAMES[base]}: {shown['pages_trained']} pages"
-    draw_pages(folder / f"miniwob-pages{suffix}.png", shown, title)
+    first = figures.get("rl") or next(iter(figures.values()))
+    title = f"MiniWoB++ from pixels, a base {NAMES[base]}: {first['pages_trained']} pages"
+    draw_pages(folder / f"miniwob-pages{suffix}.png", first, title)
     if part == "all":  # of a few pages the mean of the newest episodes is mostly noise
         draw_curve(folder / f"miniwob-curve{suffix}.png", runs)
     if "rl" in runs:
-        draw_films(folder / f"miniwob-films{suffix}.png", runs["rl"][0], gained_most(shown))
+        draw_films(folder / f"miniwob-films{suffix}.png", runs["rl"][0], gained_most(first))
     page = DOCS / "miniwob.md"
     if is_shipped and page.exists():
         write_block(page, figures_of(everything, _pictures(suffix)))
 
 
 def _pictures(suffix: str) -> dict[str, str]:
-    """Return the pictures of the docs' page: those of all pages, else those that were just drawn."""
-    found = {}
+    """Return the pictures of the docs' page: of all pages, else the ones that were just drawn."""
+    pictures = {}
     for name in ("pages", "curve", "films"):
-        drawn = (f"images/miniwob-{name}.png", f"images/miniwob-{name}{suffix}.png")
-        if there := next((each for each in drawn if (DOCS / each).exists()), None):
-            found[name] = there
-    return found
+        paths = (f"images/miniwob-{name}.png", f"images/miniwob-{name}{suffix}.png")
+        if there := next((path for path in paths if (DOCS / path).exists()), None):
+            pictures[name] = there
+    return pictures
 
 
 def gather(results: Path, keys: Sequence[str], value: Mapping[str, Any]) -> dict[str, Any]:
     """Put figures at their place in the file, beside those of other parts; returns all of them."""
-    found: dict[str, Any] = {"benchmark": "miniwob"}
+    summary: dict[str, Any] = {"benchmark": "miniwob"}
     if results.exists():
-        found = json.loads(results.read_text(encoding="utf-8"))
-    place = found
+        summary = json.loads(results.read_text(encoding="utf-8"))
+    place = summary
     for key in keys[:-1]:
         place = place.setdefault(key, {})
     place[keys[-1]] = value
     results.parent.mkdir(parents=True, exist_ok=True)
     partial = results.with_suffix(".tmp")
-    partial.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     partial.replace(results)
-    return found
+    return summary
 
 
 def tell(text: str) -> None:
-    """One line of progress."""
+    """Print one line of progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 

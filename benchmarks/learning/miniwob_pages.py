@@ -1,4 +1,4 @@
-"""The pages of the study of MiniWoB++, and what is said of them: choices, counts, means.
+"""The pages of the study of MiniWoB++: which are chosen, and their counts and means.
 
     TWELVE         pages of several kinds, chosen before any result was seen
     pix2act_pages  the pages of Pix2Act's evaluation that the suite has
@@ -47,7 +47,7 @@ HIGH, HALF = 0.9, 0.5
 
 
 def task_of(page: str) -> str:
-    """Its id in the suite."""
+    """Return the id of a page's task in the suite."""
     return f"{SUITE}/{page}"
 
 
@@ -62,7 +62,7 @@ def published() -> dict[str, Any]:
 
 
 def pix2act_pages() -> list[str]:
-    """Return the pages of Pix2Act's evaluation, but for those that the package has no more."""
+    """Return the pages of Pix2Act's evaluation, except pages that the package no longer has."""
     return [page for page in published()["pix2act"]["pages"] if task_of(page) in TASKS]
 
 
@@ -74,17 +74,17 @@ class PageScore:
     before: tuple[int, int]  # passed, judged
     after: tuple[int, int]
     reward: float  # mean after, in [0, 1]
-    played: int  # trajectories of training
+    episodes: int  # trajectories of training
     trained: bool  # False: a page that is only evaluated
 
     @property
     def success_before(self) -> float:
-        """Fraction passed."""
+        """The fraction passed before training."""
         return self.before[0] / self.before[1]
 
     @property
     def success_after(self) -> float:
-        """Fraction passed."""
+        """The fraction passed after training."""
         return self.after[0] / self.after[1]
 
 
@@ -93,16 +93,18 @@ def scores_of(runs: Sequence[Result]) -> list[PageScore]:
 
     A page without a judged episode on either side is left out.
     """
-    found = []
+    scores = []
     for page in dict.fromkeys(page for run in runs for page in run["pages"]):
         parts = [run["pages"][page] for run in runs if page in run["pages"]]
         before, after = (_total(part[side] for part in parts) for side in ("before", "after"))
         if before[1] and after[1]:
             reward = sum(part["reward_after"] * part["after"][1] for part in parts) / after[1]
-            played = sum(part["played"] for part in parts)
+            episodes = sum(part["played"] for part in parts)
             trained = all(part["trained"] for part in parts)
-            found.append(PageScore(page, before, after, reward, played, trained))
-    return sorted(found, key=lambda each: (-each.success_after, -each.success_before, each.page))
+            scores.append(PageScore(page, before, after, reward, episodes, trained))
+    return sorted(
+        scores, key=lambda score: (-score.success_after, -score.success_before, score.page)
+    )
 
 
 def _total(counts: Any) -> tuple[int, int]:
@@ -114,27 +116,29 @@ def summary_of(runs: Sequence[Result]) -> dict[str, Any]:
     """Return the figures of one arm's runs; counts and means are over the pages that it trained on.
 
     `mean_pix2act_pages` and `mean_reward_pix2act_pages` are over the pages of Pix2Act's table that were
-    evaluated, those that are not trained on included; the second counts partial rewards as papers do.
+    evaluated, also pages that are not trained on; the second counts partial rewards as papers do.
     """
     scores = scores_of(runs)
-    trained = [each for each in scores if each.trained]
+    trained = [score for score in scores if score.trained]
     shared = set(pix2act_pages())
-    compared = [each for each in scores if each.page in shared]
+    compared = [score for score in scores if score.page in shared]
     return {
-        "pages": {each.page: _row(each) for each in sorted(scores, key=lambda each: each.page)},
+        "pages": {
+            score.page: _row(score) for score in sorted(scores, key=lambda score: score.page)
+        },
         "pages_trained": len(trained),
-        "pages_090_before": _count(trained, lambda each: each.success_before >= HIGH),
-        "pages_090_after": _count(trained, lambda each: each.success_after >= HIGH),
-        "pages_050_before": _count(trained, lambda each: each.success_before >= HALF),
-        "pages_050_after": _count(trained, lambda each: each.success_after >= HALF),
+        "pages_090_before": _count(trained, lambda score: score.success_before >= HIGH),
+        "pages_090_after": _count(trained, lambda score: score.success_after >= HIGH),
+        "pages_050_before": _count(trained, lambda score: score.success_before >= HALF),
+        "pages_050_after": _count(trained, lambda score: score.success_after >= HALF),
         "learned_from_below_half": _count(
-            trained, lambda each: each.success_before < HALF and each.success_after >= HIGH
+            trained, lambda score: score.success_before < HALF and score.success_after >= HIGH
         ),
-        "mean_before": _mean([each.success_before for each in trained]),
-        "mean_after": _mean([each.success_after for each in trained]),
-        "mean_pix2act_pages": _mean([each.success_after for each in compared]),
-        "mean_before_pix2act_pages": _mean([each.success_before for each in compared]),
-        "mean_reward_pix2act_pages": _mean([each.reward for each in compared]),
+        "mean_before": _mean([score.success_before for score in trained]),
+        "mean_after": _mean([score.success_after for score in trained]),
+        "mean_pix2act_pages": _mean([score.success_after for score in compared]),
+        "mean_before_pix2act_pages": _mean([score.success_before for score in compared]),
+        "mean_reward_pix2act_pages": _mean([score.reward for score in compared]),
         "pix2act_pages": len(compared),
         "cpu_seconds": round(sum(run["cpu_s"]["train"] for run in runs), 1),
         "cpu_seconds_evaluation": round(
@@ -152,17 +156,17 @@ def _row(score: PageScore) -> dict[str, Any]:
     return {
         "before": round(score.success_before, 4),
         "after": round(score.success_after, 4),
-        "episodes": score.played,
+        "episodes": score.episodes,
         "n": score.after[1],
-        "before_interval": [round(each, 4) for each in wilson(*score.before)],
-        "after_interval": [round(each, 4) for each in wilson(*score.after)],
+        "before_interval": [round(limit, 4) for limit in wilson(*score.before)],
+        "after_interval": [round(limit, 4) for limit in wilson(*score.after)],
         "reward_after": round(score.reward, 4),
         "trained": score.trained,
     }
 
 
 def _count(scores: Sequence[PageScore], holds: Any) -> int:
-    return sum(1 for each in scores if holds(each))
+    return sum(1 for score in scores if holds(score))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -1,4 +1,4 @@
-"""What the study of MiniWoB++ shows: pictures, and the block of figures of a page of the docs.
+"""Draws the pictures of the study of MiniWoB++, and writes its block of figures into a page of the docs.
 
 draw_pages    success of each page before and after, a PNG
 draw_curve    success while training, a PNG
@@ -87,7 +87,7 @@ def draw_pages(path: Path, summary: Summary, title: str) -> None:
 
 
 def draw_curve(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Arm -> its runs: success while training against trajectories, and pages at 0.9 and above."""
+    """Draw success while training against trajectories, and the pages at 0.9 and above, for each arm's runs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 3.6), dpi=110, layout="constrained")
@@ -118,7 +118,7 @@ def draw_curve(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> N
 
 
 def draw_films(path: Path, run: Mapping[str, Any], pages: Sequence[str], most: int = 6) -> bool:
-    """Return an instance of each page that failed before and passed after, of those that were filmed; False for none."""
+    """Return an instance of each page that failed before and passed after, if it was filmed; False for none."""
     folders = [(Path(run["before_dir"]), BEFORE), (Path(run["run_dir"]), AFTER)]
     films = [_by_instance(read_films(folder, name)) for folder, name in folders]
     strips: list[Image.Image] = []
@@ -130,8 +130,8 @@ def draw_films(path: Path, run: Mapping[str, Any], pages: Sequence[str], most: i
         )
         if len(strips) == 2 * most or (key := next(learned, None)) is None:
             continue
-        for (folder, name), found in zip(folders, films, strict=True):
-            film = found[key]
+        for (folder, name), films_of_run in zip(folders, films, strict=True):
+            film = films_of_run[key]
             heading = page if name == BEFORE else ""
             strips.append(
                 film_strip(films_dir(folder, name), film, name, heading, most=5, width=150)
@@ -160,9 +160,7 @@ def _by_instance(films: Sequence[Film]) -> dict[tuple[str, int], Film]:
 def gained_most(summary: Summary) -> list[str]:
     """Return the trained pages by what they gained, the most first."""
     rows = [(page, row) for page, row in summary["pages"].items() if row["trained"]]
-    return [
-        page for page, row in sorted(rows, key=lambda each: each[1]["before"] - each[1]["after"])
-    ]
+    return [page for page, row in sorted(rows, key=lambda row: row[1]["before"] - row[1]["after"])]
 
 
 # --- the page ---------------------------------------------------------------------------------
@@ -227,22 +225,22 @@ def _sums(results: Mapping[str, Any], bases: Sequence[str]) -> list[str]:
     return _table(rows)
 
 
-def _twelve(found: Mapping[str, Any]) -> list[str]:
+def _twelve(results: Mapping[str, Any]) -> list[str]:
     lines = []
-    for base, arms in found.items():
-        named = list(arms)
-        rows = [["page", "kind", "before", *(f"after, arm {arm}" for arm in named)]]
+    for base, arms in results.items():
+        names = list(arms)
+        rows = [["page", "kind", "before", *(f"after, arm {arm}" for arm in names)]]
         for page, kind in TWELVE.items():
-            parts = [arms[arm]["pages"].get(page) for arm in named]
+            parts = [arms[arm]["pages"].get(page) for arm in names]
             if all(parts):
                 after = [_success(part, "after") for part in parts]
                 rows.append([page, kind, _success(parts[0], "before"), *after])
-        means = [_number(arms[arm]["mean_after"]) for arm in named]
-        rows.append(["**mean**", "", _number(arms[named[0]]["mean_before"]), *means])
-        seeds = len(arms[named[0]]["seeds"])
-        told = " (`flat`: at rate 0)" if "flat" in named else ""
+        means = [_number(arms[arm]["mean_after"]) for arm in names]
+        rows.append(["**mean**", "", _number(arms[names[0]]["mean_before"]), *means])
+        seeds = len(arms[names[0]]["seeds"])
+        note = " (`flat`: at rate 0)" if "flat" in names else ""
         lines += [
-            f"Twelve pages, a base {NAMES.get(base, base)}, {seeds} seed{'s' * (seeds != 1)}{told}:",
+            f"Twelve pages, a base {NAMES.get(base, base)}, {seeds} seed{'s' * (seeds != 1)}{note}:",
             "",
             *_table(rows),
         ]
@@ -250,22 +248,31 @@ def _twelve(found: Mapping[str, Any]) -> list[str]:
 
 
 def _means(results: Mapping[str, Any], bases: Sequence[str]) -> list[str]:
-    """Means that others have published, below ours over the pages of Pix2Act's table."""
+    """Return the means that others have published, below ours over the pages of Pix2Act's table."""
     rows = [["agent", "sees", "mean success", "pages", "demonstrations", "parameters", "read in"]]
     rows += [
         [
-            *(f"ours, {NAMES[base]}", "pixels", _number(results[base]["mean_pix2act_pages"])),
-            *(f"{results[base]['pix2act_pages']} of Pix2Act's", "", "", ""),
+            f"ours, {NAMES[base]}",
+            "pixels",
+            _number(results[base]["mean_pix2act_pages"]),
+            f"{results[base]['pix2act_pages']} of Pix2Act's",
+            "",
+            "",
+            "",
         ]
         for base in bases
     ]
     rows += [
         [
-            *(each["agent"], each["sees"], f"{each['success']:.2f}", str(each["pages"])),
-            *(_number(each.get(key)) for key in ("demonstrations", "parameters")),
-            each.get("source") or f"{each['second_hand']} (second hand)",
+            agent["agent"],
+            agent["sees"],
+            f"{agent['success']:.2f}",
+            str(agent["pages"]),
+            _number(agent.get("demonstrations")),
+            _number(agent.get("parameters")),
+            agent.get("source") or f"{agent['second_hand']} (second hand)",
         ]
-        for each in published()["means"]
+        for agent in published()["means"]
     ]
     return _table(rows)
 
@@ -283,14 +290,14 @@ def _by_page(results: Mapping[str, Any], bases: Sequence[str]) -> list[str]:
         if max(part[side] for part in parts if part for side in ("before", "after")) < HALF:
             continue
         cells = [_success(part, side) for part in parts for side in ("before", "after")]
-        played = " / ".join(str(part["episodes"]) if part else "-" for part in parts)
-        given = [_number(column.get(page)) for column in others.values()]
-        rows.append([page, *cells, played, "yes" if page in shared else "", *given])
+        episodes = " / ".join(str(part["episodes"]) if part else "-" for part in parts)
+        numbers = [_number(column.get(page)) for column in others.values()]
+        rows.append([page, *cells, episodes, "yes" if page in shared else "", *numbers])
     return _table(rows)
 
 
 def _published_columns() -> dict[str, Mapping[str, float]]:
-    """Column title -> page -> score, of those whose scores by page are in the file."""
+    """Return title -> page -> score of the published columns whose scores by page are in the file."""
     return {
         column["title"]: column["scores"]
         for column in published().get("by_page", {}).values()

@@ -1,8 +1,8 @@
-"""One run of the study of MiniWoB++: evaluated, trained, evaluated; each part goes on where it was.
+"""Plays one run of the study of MiniWoB++: evaluates, trains, evaluates; each part resumes where it was.
 
     Study      what all runs have in common
-    play_run   one run of an arm and a seed, from whatever an earlier start has left
-    metered    a child process whose CPU seconds, with those of all that it starts, are kept
+    play_run   plays one run of an arm and a seed, and resumes what an earlier start left
+    metered    runs a child process and stores its CPU seconds, children included
     curve_of   success while training, from the ledger
 
 Files, in the study's folder:
@@ -56,7 +56,7 @@ _END_S = 90.0
 
 @dataclass(frozen=True)
 class Study:
-    """What all runs of it have in common."""
+    """The settings that all runs of the study have in common."""
 
     root: Path  # of the repository
     config: Path
@@ -71,17 +71,17 @@ class Study:
     def sets_of(self, cell: Cell) -> list[str]:
         """Return the `--set` of one run, but for its folder."""
         share = FLAT_SHARE if cell.arm == "flat" else 1.0
-        found = [
+        overrides = [
             f"model.path={json.dumps(self.model)}",
             f"train.max_minutes={60 * share * self.hours:g}",
             f"run.seed={cell.seed}",
             "eval.around=false",
         ]
         if self.pages:
-            found.append(f"env.tasks={json.dumps([task_of(page) for page in self.pages])}")
+            overrides.append(f"env.tasks={json.dumps([task_of(page) for page in self.pages])}")
         if cell.arm == "flat":
-            found.append("train.lr=0")
-        return [*found, *self.sets]
+            overrides.append("train.lr=0")
+        return [*overrides, *self.sets]
 
     def trained(self) -> list[str]:
         """Return the pages that a run trains on."""
@@ -121,29 +121,29 @@ def _evaluate(study: Study, cell: Cell, name: str, tell: Callable[[str], None]) 
     run_dir = study.work / "before" / str(cell.seed)
     if not is_base:
         run_dir = study.work / "runs" / cell.name
-    if (found := read_evaluation(run_dir, name)) is not None:
-        return found
+    if (evaluation := read_evaluation(run_dir, name)) is not None:
+        return evaluation
     tell(f"{cell.name}: evaluating {name}")
     pages = study.evaluated()
-    asked = ["--mode", "sampled", "--episodes", str(study.episodes * len(pages)), "--json"]
-    asked += ["--keep-as", name, *(["--model", study.model] if is_base else [])]
-    asked += ["--workers", str(study.workers)] if study.workers > 1 else []
+    flags = ["--mode", "sampled", "--episodes", str(study.episodes * len(pages)), "--json"]
+    flags += ["--keep-as", name, *(["--model", study.model] if is_base else [])]
+    flags += ["--workers", str(study.workers)] if study.workers > 1 else []
     tasks = f"eval.tasks={json.dumps([task_of(page) for page in pages])}"
     # The arms share the base's evaluation, whose settings therefore are those of arm rl.
     options = _options(study, Cell("rl", cell.seed) if is_base else cell, run_dir)
-    command = [*dart("eval", str(study.config)), *options, *overrides([tasks]), *asked]
+    command = [*dart("eval", str(study.config)), *options, *overrides([tasks]), *flags]
     _wait_for_end_of_earlier(run_dir)
     metered(command, study, f"before-{cell.seed}" if is_base else cell.name, name)
-    found = read_evaluation(run_dir, name)
-    assert found is not None, "a finished evaluation is kept"
-    return found
+    evaluation = read_evaluation(run_dir, name)
+    assert evaluation is not None, "a finished evaluation is kept"
+    return evaluation
 
 
 def _wait_for_end_of_earlier(run_dir: Path) -> None:
-    """Until the processes that a killed start of the study has left have ended."""
+    """Wait until the processes that a killed start of the study has left have ended."""
     deadline = time.monotonic() + _END_S
     while time.monotonic() < deadline:
-        if not run_dir.exists() or all(each.liveness == "gone" for each in workers_of(run_dir)):
+        if not run_dir.exists() or all(worker.liveness == "gone" for worker in workers_of(run_dir)):
             return
         time.sleep(_LOOK_S)
 
@@ -158,7 +158,7 @@ def _result(
         active_s = reader.run().active_s
         updates = sum(batch.state == "trained" for batch in reader.batches())
         judged = [(page_of(task), row.outcome == "pass") for task, row in outcomes(reader)]
-    played = Counter(page for page, _ in judged)
+    episodes_by_page = Counter(page for page, _ in judged)
     trained = set(study.trained())
     counts = {BEFORE: counts_of(before), AFTER: counts_of(after)}
     return {
@@ -167,7 +167,7 @@ def _result(
                 "before": counts[BEFORE].get(page, (0, 0, 0.0))[:2],
                 "after": counts[AFTER].get(page, (0, 0, 0.0))[:2],
                 "reward_after": counts[AFTER].get(page, (0, 0, 0.0))[2],
-                "played": played[page],
+                "played": episodes_by_page[page],
                 "trained": page in trained,
             }
             for page in study.evaluated()
@@ -190,17 +190,17 @@ def _result(
 
 
 def counts_of(evaluation: Evaluation) -> dict[str, tuple[int, int, float]]:
-    """Page -> passed, judged, mean reward, of the sampled episodes."""
-    found = {}
+    """Return passed, judged and mean reward of the sampled episodes, by page."""
+    counts_by_page = {}
     for score in evaluation.modes["sampled"].tasks:
         reward = score.mean_reward
         counts = (score.passed, score.episodes, 0.0 if reward is None else reward)
-        found[page_of(score.task_id)] = counts
-    return found
+        counts_by_page[page_of(score.task_id)] = counts
+    return counts_by_page
 
 
 def curve_of(judged: Sequence[tuple[str, bool]], points: int = POINTS) -> list[dict[str, Any]]:
-    """Success while training, from each page's outcomes in the order they ended.
+    """Return success while training, from each page's outcomes in the order they ended.
 
     A point is the mean over the pages played so far of each page's newest WINDOW trajectories, so that
     pages that are played often count no more than others; `n` is how many trajectories that are. With
@@ -208,12 +208,12 @@ def curve_of(judged: Sequence[tuple[str, bool]], points: int = POINTS) -> list[d
     """
     newest: dict[str, deque[bool]] = defaultdict(lambda: deque(maxlen=WINDOW))
     every = max(1, len(judged) // points)
-    found = []
+    curve = []
     for number, (page, passed) in enumerate(judged, start=1):
         newest[page].append(passed)
         if number % every == 0 or number == len(judged):
             rates = [mean(each) for each in newest.values()]
-            found.append(
+            curve.append(
                 {
                     "trajectories": number,
                     "success": round(mean(rates), 4),
@@ -222,7 +222,7 @@ def curve_of(judged: Sequence[tuple[str, bool]], points: int = POINTS) -> list[d
                     "n": sum(len(each) for each in newest.values()),
                 }
             )
-    return found
+    return curve
 
 
 # --- CPU seconds ----------------------------------------------------------------------------
@@ -260,30 +260,35 @@ def metered(command: Sequence[str], study: Study, name: str, part: str) -> None:
 
 
 def _watch(child: subprocess.Popen[bytes], account: Path, part: str) -> None:
-    """Until it has ended, add up the CPU time of its tree of processes."""
+    """Add up the CPU time of the process and its children until it has ended."""
     spent: dict[tuple[int, float], float] = {}
-    kept = _read(account)
-    earlier, written = kept.get(part, 0.0), time.monotonic()
+    account_before = _read(account)
+    earlier, written_at = account_before.get(part, 0.0), time.monotonic()
     while child.poll() is None:
         spent |= dict(_cpu_times(child.pid))
-        if time.monotonic() - written > _WRITE_S:
-            write_whole(account, json.dumps({**kept, part: earlier + sum(spent.values())}).encode())
-            written = time.monotonic()
+        if time.monotonic() - written_at > _WRITE_S:
+            write_whole(
+                account,
+                json.dumps({**account_before, part: earlier + sum(spent.values())}).encode(),
+            )
+            written_at = time.monotonic()
         time.sleep(_LOOK_S)
-    write_whole(account, json.dumps({**kept, part: earlier + sum(spent.values())}).encode())
+    write_whole(
+        account, json.dumps({**account_before, part: earlier + sum(spent.values())}).encode()
+    )
 
 
 def _cpu_times(pid: int) -> Iterator[tuple[tuple[int, float], float]]:
-    """Process -> its CPU seconds, of the process and of all below it."""
+    """Return the CPU seconds of the process and of all processes below it, by process."""
     try:
         root = psutil.Process(pid)
         family = [root, *root.children(recursive=True)]
     except psutil.Error:
         return
-    for each in family:
+    for process in family:
         try:
-            times = each.cpu_times()
-            yield (each.pid, each.create_time()), times.user + times.system
+            times = process.cpu_times()
+            yield (process.pid, process.create_time()), times.user + times.system
         except psutil.Error:  # it has just ended
             continue
 

@@ -1,4 +1,4 @@
-"""How long the quickstart takes, and what it has learned when it ends by itself.
+"""How long does the quickstart take, and what has it learned when it ends by itself?
 
     python benchmarks/learning/quickstart.py [--seeds 0 1 2 3 4] [--arms stop whole]
         [--out benchmarks/results/quickstart.json]
@@ -6,7 +6,7 @@
     stop     `dart up configs/quickstart.toml`: the run ends at train.stop_at
     whole    the same file without it: all of train.updates
 
-The claim: held-out success of at least 0.95 for each seed. A run that is done is kept in --work and not
+The claim is a held-out success of at least 0.95 for each seed; the limit is 1. A run that is done is kept in --work and not
 played again; one that was stopped goes on where it was. Minutes mean little where other work shares the cores, so each
 run has the machine's load before and after. The last line is JSON; about 6 minutes a run on two idle cores.
 """
@@ -67,12 +67,17 @@ def main() -> None:
         began, load = time.time(), os.getloadavg()
         log = work / "logs" / f"{cell.name}.log"
         line = call([*dart("up", str(CONFIG)), *overrides(sets(cell))], log, ROOT)
-        return {**told(line), "began": began, "load_before": load, "load_after": os.getloadavg()}
+        return {
+            **printable(line),
+            "began": began,
+            "load_before": load,
+            "load_after": os.getloadavg(),
+        }
 
     cells = ResultCache(work / "results", lambda cell: settings_of(load_config(CONFIG, sets(cell))))
-    wanted = [Cell(arm, seed) for seed in arguments.seeds for arm in arguments.arms]
+    cells_to_play = [Cell(arm, seed) for seed in arguments.seeds for arm in arguments.arms]
     try:
-        results = play_missing(wanted, cells, play, tell=tell)
+        results = play_missing(cells_to_play, cells, play, tell=tell)
     except DartError as error:
         raise SystemExit(f"error: {error}") from None
     first, *others = arguments.arms
@@ -84,12 +89,12 @@ def main() -> None:
     print(text)
 
 
-def told(line: Result) -> Result:
+def printable(line: Result) -> Result:
     """Return what is kept of the JSON line of `dart up`."""
-    kept = ("success_before", "success_after", "success_after_interval", "greedy_after", "episodes")
+    keys = ("success_before", "success_after", "success_after_interval", "greedy_after", "episodes")
     of_run = ("trajectories", "updates", "updates_planned", "stopped_at", "note")
     return {
-        **{name: line[name] for name in (*kept, *of_run)},
+        **{name: line[name] for name in (*keys, *of_run)},
         "compositions_after": line["compositions"]["after"],
         "per_task_after": {name: task["after"] for name, task in line["per_task"].items()},
         "training_minutes": line["minutes"],
@@ -98,7 +103,7 @@ def told(line: Result) -> Result:
 
 
 def summarized(arm: str, results: dict[Cell, Result]) -> dict[str, Any]:
-    """All seeds of one arm, a list for each figure, and the means of those that are compared."""
+    """Return all seeds of one arm, a list for each figure, and the means of the figures that are compared."""
     own = {cell.seed: result for cell, result in results.items() if cell.arm == arm}
     names: Sequence[str] = list(next(iter(own.values())))
     lists = {name: [result[name] for result in own.values()] for name in names}

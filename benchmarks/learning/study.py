@@ -1,4 +1,4 @@
-"""Studies of many runs, an arm times a seed each: results are kept and not measured again.
+"""Studies of many runs, one for each arm and seed: results are stored and not measured again.
 
     Cell           one run of a study
     ResultCache    their results on disk, one JSON file each
@@ -45,13 +45,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its files, e.g. `uniform-0`."""
+        """The name of the cell's files, e.g. `uniform-0`."""
         return f"{self.arm}-{self.seed}"
 
 
 @dataclass(frozen=True)
 class ResultCache:
-    """Results by cell in a folder. `settings` says what a cell's result depends on."""
+    """A folder of results by cell. `settings` returns what a cell's result depends on."""
 
     folder: Path
     settings: Callable[[Cell], object]
@@ -64,12 +64,12 @@ class ResultCache:
         path = self._path(cell)
         if not path.exists():
             return None
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["settings"] != _as_json(self.settings(cell)):
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored["settings"] != _as_json(self.settings(cell)):
             raise ConfigError(
                 f"{path} was measured with other settings; choose another --work or remove it"
             )
-        result: Result = kept["result"]
+        result: Result = stored["result"]
         return result
 
     def put(self, cell: Cell, result: Result) -> None:
@@ -77,8 +77,8 @@ class ResultCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(cell)
         partial = path.with_suffix(".tmp")
-        kept = {"settings": _as_json(self.settings(cell)), "result": result}
-        partial.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        stored = {"settings": _as_json(self.settings(cell)), "result": result}
+        partial.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
         partial.replace(path)
 
     def _path(self, cell: Cell) -> Path:
@@ -86,7 +86,7 @@ class ResultCache:
 
 
 def _as_json(value: object) -> Any:
-    """`value` after a round trip through JSON, to compare it with one read from a file."""
+    """Return `value` after a round trip through JSON, to compare it with one read from a file."""
     return json.loads(json.dumps(value))
 
 
@@ -103,22 +103,22 @@ def settings_of(config: Config) -> object:
 
 
 def play_missing(
-    wanted: Sequence[Cell],
+    cells_to_play: Sequence[Cell],
     cells: ResultCache,
     play: Callable[[Cell], Result],
     *,
     at_once: int = 1,
     tell: Callable[[str], None],
 ) -> dict[Cell, Result]:
-    """Return the results of all wanted cells, in their order; plays those that are not on disk.
+    """Return the results of `cells_to_play`, in their order; play the cells that are not on disk.
 
     `at_once` cells are played together, in threads. An error that `play` raises ends the study once
     the others in play have ended; finished results are kept.
     """
-    found = {cell: result for cell in wanted if (result := cells.get(cell)) is not None}
-    missing = [cell for cell in wanted if cell not in found]
-    if found:
-        tell(f"{len(found)} of {len(wanted)} runs are in {cells.folder} already")
+    results = {cell: result for cell in cells_to_play if (result := cells.get(cell)) is not None}
+    missing = [cell for cell in cells_to_play if cell not in results]
+    if results:
+        tell(f"{len(results)} of {len(cells_to_play)} runs are in {cells.folder} already")
     began = time.monotonic()
     ending = threading.Event()
 
@@ -137,20 +137,20 @@ def play_missing(
     with ThreadPoolExecutor(at_once, "cell") as pool:
         playing = {pool.submit(play_one, cell): cell for cell in missing}
         try:
-            for done, future in enumerate(as_completed(playing), start=1):
+            for count, future in enumerate(as_completed(playing), start=1):
                 try:
-                    found[playing[future]] = future.result()
+                    results[playing[future]] = future.result()
                 except CancelledError:  # because another cell failed; its future raises the error
                     continue
                 minutes = (time.monotonic() - began) / 60
-                left = minutes / done * (len(missing) - done)
+                left = minutes / count * (len(missing) - count)
                 tell(
-                    f"{playing[future].name} is done; {len(found)} of {len(wanted)} runs, "
+                    f"{playing[future].name} is done; {len(results)} of {len(cells_to_play)} runs, "
                     f"{minutes:.1f} min so far, about {left:.0f} more"
                 )
         finally:
             ending.set()
-    return {cell: found[cell] for cell in wanted}
+    return {cell: results[cell] for cell in cells_to_play}
 
 
 def dart(*words: str) -> list[str]:
@@ -159,7 +159,7 @@ def dart(*words: str) -> list[str]:
 
 
 def overrides(sets: Sequence[str]) -> list[str]:
-    """`--set` for each."""
+    """Return `--set KEY=VALUE` for each setting."""
     return [part for each in sets for part in ("--set", each)]
 
 

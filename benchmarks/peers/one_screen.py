@@ -14,16 +14,16 @@ class OneScreenEnv(_guests.GuestsEnv):  # type: ignore[misc]
     """A click on a guest ends the episode; it passes where the instruction named them."""
 
     def step(self, action: Any) -> tuple[Any, ...]:
-        """As the guest list, without its dialog."""
+        """Do as the guest list, without its dialog."""
         look, _, _, truncated, info = super().step(action)
-        self.removed = self.asked
-        terminated = self.asked is not None
+        self.removed = self.candidate
+        terminated = self.candidate is not None
         reward = float(self.evaluate().outcome == "pass")
         return look, reward, terminated, truncated, info
 
 
 class OneScreenSuite:
-    """What `env.suite` names."""
+    """The suite that `env.suite` names."""
 
     name = "guests"
     tasks: ClassVar[dict[str, Task]] = {

@@ -1,4 +1,4 @@
-"""dart beside what a user would take instead, on the same task, model folder and cores.
+"""How fast does dart play and learn beside the alternatives, on the same task, model folder and cores?
 
     scripts/setup-peers
     python benchmarks/peers/peers.py [--tasks steps screen] [--seeds 0 1 2] [--minutes 5]
@@ -17,7 +17,7 @@ One run at a time, each on all cores. Of each arm, over seeds:
     cpu_s_to, trajectories_to   from the beginning of play until the newest 256 have a success of 0.6, 0.8, 0.9; null if never
     peak_mb          memory of all its processes together
 
-and of each peer `..._ratio`: dart's figure by the peer's. CPU seconds and memory are read four times a second from the
+and of each peer `..._ratio`: dart's figure divided by the peer's. CPU seconds and memory are read four times a second from the
 processes that live. A run's figures are kept in --work and it is not played again. The last line is JSON.
 """
 
@@ -80,20 +80,22 @@ class Run:
 
     used: list[tuple[float, float, float]] = field(default_factory=list)  # unix time, CPU s, MB
     began: float = 0.0  # when play began, unix time
-    ended: list[tuple[float, bool | None]] = field(default_factory=list)
+    episodes: list[tuple[float, bool | None]] = field(default_factory=list)
     """Trajectories in order: when, and whether it passed; None of one that was played because of others' failure."""
 
     def cpu_at(self, moment: float) -> float:
-        """CPU seconds used by then."""
+        """Return the CPU seconds used until a moment."""
         return max((cpu for at, cpu, _ in self.used if at <= moment), default=0.0)
 
     def figures(self) -> dict[str, Any]:
-        """Those of the table above."""
-        times = [at for at, _ in self.ended]
-        told = [(count, one) for count, (_, one) in enumerate(self.ended, 1) if one is not None]
+        """Return the figures of the table in the module's docstring."""
+        times = [at for at, _ in self.episodes]
+        outcomes = [
+            (count, one) for count, (_, one) in enumerate(self.episodes, 1) if one is not None
+        ]
         to: dict[str, Any] = {"cpu_s_to": {}, "trajectories_to": {}}
         for level in LEVELS:
-            windows = (told[end - NEWEST : end] for end in range(NEWEST, len(told) + 1))
+            windows = (outcomes[end - NEWEST : end] for end in range(NEWEST, len(outcomes) + 1))
             reached = next(
                 (part[-1][0] for part in windows if fmean(one for _, one in part) >= level), None
             )
@@ -107,13 +109,13 @@ class Run:
                 len(times) / max(1e-9, self.cpu_at(times[-1]) - self.cpu_at(self.began)), 2
             ),
             **to,
-            "success_end": round(fmean(one for _, one in told[-NEWEST:]), 3),
+            "success_end": round(fmean(one for _, one in outcomes[-NEWEST:]), 3),
             "peak_mb": round(max(mb for _, _, mb in self.used)),
         }
 
 
 def play(arm: str, task: str, seed: int, minutes: float, python: str) -> Run:
-    """One run. Raises SystemExit where it fails."""
+    """Play one run. Raises SystemExit where it fails."""
     config, sets = CONFIGS[task]
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
@@ -126,92 +128,98 @@ def play(arm: str, task: str, seed: int, minutes: float, python: str) -> Run:
             script = "plain_loop.py" if arm == "plain" else "trl_loop.py"
             command = [sys.executable if arm == "plain" else python, f"benchmarks/peers/{script}"]
             command += [config, "--seed", str(seed), "--minutes", str(minutes), *overrides(sets)]
-        found = watched(command, 60 * minutes + START_S, Path(scratch) / "log")
+        record = watched(command, 60 * minutes + START_S, Path(scratch) / "log")
         if arm == "dart":
             with open_reader(run) as reader:
-                rows = [each for each in reader.trajectories() if each.outcome in ("pass", "fail")]
-            found.began = min(each.leased_at for each in rows)
+                rows = [
+                    trajectory
+                    for trajectory in reader.trajectories()
+                    if trajectory.outcome in ("pass", "fail")
+                ]
+            record.began = min(row.leased_at for row in rows)
             # Early stop plays the second half of a group only where one of the first failed.
             half = load_config(ROOT / config, [*sets, *own]).data.group_size // 2
-            rows.sort(key=lambda each: each.ended_at or 0.0)
-            found.ended = [
-                (each.ended_at or 0.0, each.outcome == "pass" if each.attempt < half else None)
-                for each in rows
+            rows.sort(key=lambda row: row.ended_at or 0.0)
+            record.episodes = [
+                (row.ended_at or 0.0, row.outcome == "pass" if row.attempt < half else None)
+                for row in rows
             ]
-    return found
+    return record
 
 
 def watched(command: list[str], deadline_s: float, log: Path) -> Run:
     """Run it; its lines of JSON are trajectories. Raises SystemExit where it fails."""
-    found = Run()
+    run = Run()
     with log.open("w") as errors:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True
         )
-        reading = threading.Thread(target=_read, args=(process, found))
+        reading = threading.Thread(target=_read, args=(process, run))
         reading.start()
         end = time.monotonic() + deadline_s
         while process.poll() is None:
             if (late := time.monotonic() - end) > 0:
                 process.kill() if late > END_S else process.terminate()
-            _poll(process.pid, found)
+            _poll(process.pid, run)
             time.sleep(POLL_S)
         reading.join()
     if process.returncode:
         raise SystemExit(
             f"error: {' '.join(command)} ended with {process.returncode}: {log.read_text()[-2000:]}"
         )
-    return found
+    return run
 
 
-def _poll(pid: int, found: Run) -> None:
+def _poll(pid: int, run: Run) -> None:
     cpu = memory = 0.0
     try:
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     except psutil.Error:
         return
-    for each in tree:
+    for process in tree:
         try:
-            times = each.cpu_times()
+            times = process.cpu_times()
             cpu += times.user + times.system
-            memory += each.memory_full_info().pss / 1e6
+            memory += process.memory_full_info().pss / 1e6
         except psutil.Error:
             continue
-    found.used.append((time.time(), cpu, memory))
+    run.used.append((time.time(), cpu, memory))
 
 
-def _read(process: subprocess.Popen[str], found: Run) -> None:
+def _read(process: subprocess.Popen[str], run: Run) -> None:
     assert process.stdout is not None
     count = 0
     for line in process.stdout:
         if not line.startswith('{"trajectories"'):
             continue
-        told = json.loads(line)
-        if told["trajectories"] == 0:
-            found.began = time.time()
+        event = json.loads(line)
+        if event["trajectories"] == 0:
+            run.began = time.time()
             continue
-        new = told["trajectories"] - count
-        passed = round(told["success"] * new)
-        found.ended += [(time.time(), each < passed) for each in range(new)]
-        count = told["trajectories"]
+        new = event["trajectories"] - count
+        passed = round(event["success"] * new)
+        run.episodes += [(time.time(), place < passed) for place in range(new)]
+        count = event["trajectories"]
 
 
-def beside(task: str, asked: argparse.Namespace, python: str) -> dict[str, Any]:
-    """All arms of a task, one run after the other."""
+def beside(task: str, options: argparse.Namespace, python: str) -> dict[str, Any]:
+    """Play all arms of a task, one run after the other."""
     arms = ("dart", *PEERS[task])
-    cells = {Cell(f"{task}-{arm}", seed): arm for seed in asked.seeds for arm in arms}
-    found = play_missing(
+    cells = {Cell(f"{task}-{arm}", seed): arm for seed in options.seeds for arm in arms}
+    results = play_missing(
         list(cells),
-        ResultCache(asked.work, lambda _: asked.minutes),
-        lambda cell: play(cells[cell], task, cell.seed, asked.minutes, python).figures(),
+        ResultCache(options.work, lambda _: options.minutes),
+        lambda cell: play(cells[cell], task, cell.seed, options.minutes, python).figures(),
         tell=lambda text: print(text, file=sys.stderr, flush=True),
     )
-    runs = {arm: [figures for cell, figures in found.items() if cells[cell] == arm] for arm in arms}
+    runs = {
+        arm: [figures for cell, figures in results.items() if cells[cell] == arm] for arm in arms
+    }
     return {**runs, **{f"{peer}_ratios": ratios(runs["dart"], runs[peer]) for peer in PEERS[task]}}
 
 
 def ratios(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Our figures by a peer's, of means over seeds; null where one of them did not get there."""
+    """Return our figures divided by a peer's, of means over seeds; null where one of them did not get there."""
 
     def mean(runs: list[dict[str, Any]], *path: str) -> float | None:
         values = []
@@ -229,11 +237,11 @@ def ratios(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str
         "trajectories_to_080_ratio": ("trajectories_to", "0.8"),
         "peak_memory_ratio": ("peak_mb",),
     }
-    found = {}
+    quotients = {}
     for name, path in paths.items():
         one, other = mean(ours, *path), mean(theirs, *path)
-        found[name] = None if one is None or other is None else round(one / other, 3)
-    return found
+        quotients[name] = None if one is None or other is None else round(one / other, 3)
+    return quotients
 
 
 def main() -> None:
@@ -245,37 +253,39 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, default=ROOT / ".venv-peers", help="of setup-peers")
     parser.add_argument("--work", type=Path, default=Path("runs/bench-peers"))
     parser.add_argument("--out", type=Path, help="also write the result here")
-    asked = parser.parse_args()
-    python = str(asked.peers / "bin" / "python")
-    if "screen" in asked.tasks and not Path(python).exists():
+    options = parser.parse_args()
+    python = str(options.peers / "bin" / "python")
+    if "screen" in options.tasks and not Path(python).exists():
         raise SystemExit(f"error: no {python}: run scripts/setup-peers")
-    told = "import trl; print(trl.__version__)"
+    print_version = "import trl; print(trl.__version__)"
     try:
-        of_tasks = {task: beside(task, asked, python) for task in asked.tasks}
+        of_tasks = {task: beside(task, options, python) for task in options.tasks}
     except DartError as error:
         raise SystemExit(f"error: {error}") from None
     result: dict[str, Any] = {
         "benchmark": "peers",
-        "minutes": asked.minutes,
-        "seeds": asked.seeds,
+        "minutes": options.minutes,
+        "seeds": options.seeds,
         "versions": {"transformers": version("transformers"), "torch": version("torch")},
         **of_tasks,
     }
-    if "screen" in asked.tasks:
-        trl = subprocess.run([python, "-c", told], capture_output=True, text=True, check=True)
+    if "screen" in options.tasks:
+        trl = subprocess.run(
+            [python, "-c", print_version], capture_output=True, text=True, check=True
+        )
         result["trl"] = {
             "version": trl.stdout.strip(),
             **result["screen"]["trl_ratios"],
             "cannot": CANNOT,
         }
-    if "steps" in asked.tasks:
+    if "steps" in options.tasks:
         result["plain_loop"] = {
             "version": f"transformers {version('transformers')}",
             **result["steps"]["plain_ratios"],
             "cannot": "",
         }
-    if asked.out:
-        asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))
 
 

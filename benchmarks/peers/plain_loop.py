@@ -1,10 +1,10 @@
-"""GRPO as one writes it in an afternoon: play all, then learn, in one process. What dart is measured beside (peers.py).
+"""A plain GRPO loop in one process, which plays all episodes and then learns: a baseline of peers.py.
 
     python benchmarks/peers/plain_loop.py CONFIG [--seed 0] [--minutes 5] [--threads 2] [--set KEY=VALUE]
 
 It does the same task: dart's environments, prompts, action language and model folder. All else is transformers and
 torch alone: `generate` over all episodes that play, one padded forward pass over their steps, AdamW. The rate is the
-configuration's. Each update prints a line of JSON: trajectories so far, and the success of its own.
+configuration's. Each update prints a line of JSON: trajectories so far, and the success of this batch.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PlainLoop:
             self._policy.folder, dtype=getattr(torch, config.model.dtype)
         )
         self._model.model.visual.requires_grad_(not config.model.freeze_vision)
-        trained = [each for each in self._model.parameters() if each.requires_grad]
+        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(trained, lr=config.train.rate, weight_decay=0.0)
         self.trained = trained
         self._renderer = make_renderer(self._policy, config.policy)
@@ -77,19 +77,19 @@ class PlainLoop:
 
     def update(self) -> list[float]:
         """Play a batch, learn from it; the rewards of its trajectories."""
-        episodes = self._begun()
-        while playing := [each for each in episodes if not each.is_over]:
+        episodes = self._begin_episodes()
+        while playing := [episode for episode in episodes if not episode.is_over]:
             prompts = [
-                self._renderer.render(each.instruction, [], each.screen.screenshot)
-                for each in playing
+                self._renderer.render(episode.instruction, [], episode.screen.screenshot)
+                for episode in playing
             ]
             for each, prompt, tokens in zip(playing, prompts, self._sampled(prompts), strict=True):
                 each.steps.append((prompt, tokens))
                 self._act(each, self._policy.decode(tokens))
         self._learn(episodes)
-        return [each.reward for each in episodes]
+        return [episode.reward for episode in episodes]
 
-    def _begun(self) -> list[Episode]:
+    def _begin_episodes(self) -> list[Episode]:
         episodes = []
         for begin in range(0, len(self._envs), self._size):
             number = next(self._numbers)
@@ -113,23 +113,23 @@ class PlainLoop:
 
     def _arguments(self, sequences: list[list[int]], images: list[list[bytes]]) -> dict[str, Any]:
         inputs = self._policy.inputs(sequences, images)
-        shown = [inputs.images[index] for index in inputs.image_order]
+        ordered = [inputs.images[index] for index in inputs.image_order]
         return {
             "input_ids": inputs.input_ids,
             "attention_mask": inputs.attention_mask,
             "mm_token_type_ids": (inputs.input_ids == self._policy.image_token_id).int(),
-            "pixel_values": torch.cat([each.patches for each in shown]),
-            "image_grid_thw": torch.tensor([each.grid for each in shown]),
+            "pixel_values": torch.cat([image.patches for image in ordered]),
+            "image_grid_thw": torch.tensor([image.grid for image in ordered]),
         }
 
     @torch.no_grad()
     def _sampled(self, prompts: list[RenderedPrompt]) -> list[list[int]]:
         """Return a completion [A] of each prompt, its end token included."""
         arguments = self._arguments(
-            [each.token_ids for each in prompts], [each.images for each in prompts]
+            [prompt.token_ids for prompt in prompts], [prompt.images for prompt in prompts]
         )
         ends = self._policy.end_token_ids
-        drawn = self._model.generate(
+        generated = self._model.generate(
             **arguments,
             do_sample=True,
             temperature=self._config.rollout.temperature,
@@ -139,21 +139,21 @@ class PlainLoop:
             eos_token_id=list(ends),
             pad_token_id=self._policy.pad_token_id,
         )
-        found = []
-        for row in drawn[:, arguments["input_ids"].shape[1] :].tolist():
+        samples = []
+        for row in generated[:, arguments["input_ids"].shape[1] :].tolist():
             end = next((at for at, token in enumerate(row) if token in ends), len(row) - 1)
-            found.append(row[: end + 1])
-        return found
+            samples.append(row[: end + 1])
+        return samples
 
     def _learn(self, episodes: list[Episode]) -> None:
-        """One step of AdamW: advantages by group, of all tokens alike (GRPO, arXiv 2402.03300, equation 3)."""
-        rewards = torch.tensor([each.reward for each in episodes]).view(-1, self._size)
+        """Make one update with AdamW: advantages by group, all tokens alike (GRPO, arXiv 2402.03300, equation 3)."""
+        rewards = torch.tensor([episode.reward for episode in episodes]).view(-1, self._size)
         centred = rewards - rewards.mean(1, keepdim=True)
         advantages = (centred / (rewards.std(1, keepdim=True) + 1e-6)).flatten().tolist()
         work = [
             (prompt, tokens, advantage)
-            for each, advantage in zip(episodes, advantages, strict=True)
-            for prompt, tokens in each.steps
+            for episode, advantage in zip(episodes, advantages, strict=True)
+            for prompt, tokens in episode.steps
             if advantage
         ]
         if not work:
@@ -178,7 +178,7 @@ class PlainLoop:
         self._optimizer.step()
 
 
-def asked_of(doc: str) -> argparse.Namespace:
+def options_of(doc: str) -> argparse.Namespace:
     """Return what a peer is started with, and as many threads of torch; `doc` is its module's."""
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("config", type=Path)
@@ -186,23 +186,23 @@ def asked_of(doc: str) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--threads", type=int, default=2, help="of torch")
     parser.add_argument("--set", action="append", default=[], dest="sets")
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    return asked
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    return options
 
 
 def main() -> None:
     """Train for so long, a line of JSON for each update."""
-    asked = asked_of(__doc__ or "")
-    loop = PlainLoop(load_config(asked.config, asked.sets), asked.seed)
-    end, played = time.monotonic() + 60 * asked.minutes, 0
+    options = options_of(__doc__ or "")
+    loop = PlainLoop(load_config(options.config, options.sets), options.seed)
+    end, episodes = time.monotonic() + 60 * options.minutes, 0
     print(json.dumps({"trajectories": 0}), flush=True)
     while time.monotonic() < end:
         rewards = loop.update()
-        played += len(rewards)
+        episodes += len(rewards)
         line = {
-            "trajectories": played,
-            "success": sum(each == 1.0 for each in rewards) / len(rewards),
+            "trajectories": episodes,
+            "success": sum(reward == 1.0 for reward in rewards) / len(rewards),
         }
         print(json.dumps(line), flush=True)
 

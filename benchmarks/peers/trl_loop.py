@@ -32,7 +32,7 @@ from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found, unused
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.peers.plain_loop import asked_of  # noqa: E402 - after the path
+from benchmarks.peers.plain_loop import options_of  # noqa: E402 - after the path
 from dart_cli.config.load import load_config  # noqa: E402 - likewise
 from dart_cli.config.model_folder import resolve  # noqa: E402 - likewise
 from dart_cli.config.schema import Config  # noqa: E402 - likewise
@@ -46,7 +46,7 @@ INSTANCES = 1000
 
 
 class ScreenProcessor(Qwen3VLProcessor):  # type: ignore[misc, no-untyped-call, unused-ignore]
-    """Without videos, for which torchvision would be needed."""
+    """A processor without videos, for which torchvision would be needed."""
 
     attributes = ("image_processor", "tokenizer")
 
@@ -55,7 +55,7 @@ class ScreenProcessor(Qwen3VLProcessor):  # type: ignore[misc, no-untyped-call, 
 
 
 class OneStep:
-    """Instances of the configuration's tasks, and what a completion earns there."""
+    """The instances of the configuration's tasks, and what a completion earns there."""
 
     def __init__(self, config: Config, seed: int) -> None:
         self._config = config
@@ -63,12 +63,12 @@ class OneStep:
         self._env = make_env(config.env.suite)
         self._tasks = trained_tasks(config)
         self._actions = action_spec_of(config)
-        self._played = 0
+        self._episodes = 0
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Screen, instruction and number of each instance."""
+        """Return the screen, instruction and number of each instance."""
         for number in range(INSTANCES):
-            screen, instruction = self._begun(number)
+            screen, instruction = self._begin_episode(number)
             message: dict[str, Any] = {"role": "user", "content": instruction}
             yield {
                 "prompt": [message],
@@ -76,7 +76,7 @@ class OneStep:
                 "number": number,
             }
 
-    def _begun(self, number: int) -> tuple[Any, str]:
+    def _begin_episode(self, number: int) -> tuple[Any, str]:
         task = self._tasks[number % len(self._tasks)]
         seed = task_seed(self._seed, number)
         screen, info = self._env.reset(seed=seed, options={"task": task})
@@ -84,41 +84,41 @@ class OneStep:
 
     def reward(self, completions: list[Any], number: list[int], **_columns: Any) -> list[float]:
         """Return the verdicts on completions, as TRL asks for them."""
-        found = []
+        rewards = []
         for completion, each in zip(completions, number, strict=True):
-            screen, _ = self._begun(each)
+            screen, _ = self._begin_episode(each)
             action, _ = self._actions.read(completion[0]["content"], screen, None)
             if action is not None:
                 self._env.step(action)
             passed = action is not None and self._env.evaluate().outcome == "pass"
-            found.append(float(passed))
-        self._played += len(found)
-        line = {"trajectories": self._played, "success": sum(found) / len(found)}
+            rewards.append(float(passed))
+        self._episodes += len(rewards)
+        line = {"trajectories": self._episodes, "success": sum(rewards) / len(rewards)}
         print(json.dumps(line), flush=True)
-        return found
+        return rewards
 
 
 class Until(TrainerCallback):  # type: ignore[misc]
-    """Ends the training after so many minutes."""
+    """A callback that ends the training after so many minutes."""
 
     def __init__(self, minutes: float) -> None:
         self._end = time.monotonic() + 60 * minutes
 
     def on_step_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
-        """After each update."""
+        """Stop the training after an update if the time is up."""
         control.should_training_stop |= time.monotonic() > self._end
 
 
 def main() -> None:
     """Train for so long."""
-    asked = asked_of(__doc__ or "")
+    options = options_of(__doc__ or "")
     disable_progress_bars()
-    config = load_config(asked.config, asked.sets)
+    config = load_config(options.config, options.sets)
     folder = resolve(config.model.path)
     model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     model.model.visual.requires_grad_(not config.model.freeze_vision)
     images = Qwen2VLImageProcessorPil.from_pretrained(folder)
-    tasks, data, train = OneStep(config, asked.seed), config.data, config.train
+    tasks, data, train = OneStep(config, options.seed), config.data, config.train
     with tempfile.TemporaryDirectory() as scratch:
         settings = GRPOConfig(
             output_dir=scratch,
@@ -134,7 +134,7 @@ def main() -> None:
             beta=0.0,
             loss_type="grpo",
             num_train_epochs=100,
-            seed=asked.seed,
+            seed=options.seed,
             use_cpu=True,
             bf16=False,
             gradient_checkpointing=False,
@@ -150,7 +150,7 @@ def main() -> None:
             args=settings,
             train_dataset=Dataset.from_generator(tasks.rows, cache_dir=scratch),
             processing_class=ScreenProcessor(images, AutoTokenizer.from_pretrained(folder)),
-            callbacks=[Until(asked.minutes)],
+            callbacks=[Until(options.minutes)],
         )
         print(json.dumps({"trajectories": 0}), flush=True)
         trainer.train()

@@ -13,5 +13,5 @@ measure    a recording and its database -> throughput, utilisation, losses
 timeline   a picture of who was busy when
 hosts      several hosts on one machine: network namespaces
 efficiency  the same run, scheduled in different ways, compared (a command)
-scale      whether the data process keeps up with very many slots (a command)
+scale      whether the data service keeps up with very many slots (a command)
 """

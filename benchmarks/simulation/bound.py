@@ -1,4 +1,4 @@
-"""The physical bound on throughput: the smallest of the limits of environments, rollout and trainer.
+"""Computes the physical bound on throughput: the smallest of the limits of environments, rollout and trainer.
 
     environments   every slot plays without a pause, and each completion takes as long as on an
                    idle replica: slots / (reset / steps + step + completion)
@@ -20,7 +20,7 @@ from dart_cli.config.schema import Config
 
 @dataclass(frozen=True)
 class Bound:
-    """Actions per simulated minute."""
+    """The bounds of actions per simulated minute."""
 
     environments: float
     rollout: float
@@ -28,12 +28,12 @@ class Bound:
 
     @property
     def actions_per_minute(self) -> float:
-        """The least of the three."""
+        """The least of the three bounds."""
         return min(self.environments, self.rollout, self.trainer)
 
     @property
     def by(self) -> str:
-        """Which one that is."""
+        """The name of the least bound."""
         parts = {
             "environments": self.environments,
             "rollout": self.rollout,

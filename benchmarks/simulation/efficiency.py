@@ -1,4 +1,4 @@
-"""The same run scheduled and synchronised in different ways, compared: utilisation, actions/min, lost work.
+"""Which schedule uses environments and GPUs best? The same run is scheduled and synchronised in different ways.
 
     python benchmarks/simulation/efficiency.py [--seconds 60] [--repeats 3] [--faults both] [--arms NAMES]
 
@@ -86,7 +86,7 @@ BASELINE, OURS = "coupled-batch", "rolling"
 
 @dataclass(frozen=True)
 class Options:
-    """What to play; the command line's options."""
+    """The options of the command line: what to play."""
 
     config_path: Path
     overrides: tuple[str, ...]
@@ -109,7 +109,7 @@ def run_efficiency(options: Options) -> dict[str, Any]:
     _check_suite(options)
     console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 150)
     conditions = {"none": (False,), "injected": (True,), "both": (False, True)}[options.faults]
-    found: dict[tuple[str, bool], list[Measured]] = {}
+    runs_by_arm: dict[tuple[str, bool], list[Measured]] = {}
     for repeat in range(options.repeats):
         for arm in options.arms:
             console.print(f"[{repeat + 1}/{options.repeats}] {arm.title} ...", markup=False)
@@ -117,17 +117,17 @@ def run_efficiency(options: Options) -> dict[str, Any]:
             for with_faults, measured in asyncio.run(
                 _play_side_by_side(arm, options, conditions, pictured=is_last)
             ):
-                found.setdefault((arm.name, with_faults), []).append(measured)
+                runs_by_arm.setdefault((arm.name, with_faults), []).append(measured)
                 console.print(
                     f"    {'5 % faults' if with_faults else 'no faults'}: "
                     f"{measured.actions_per_minute:.0f} actions/min, environments "
                     f"{measured.env_utilisation:.0%}, rollout {measured.rollout_utilisation:.0%}",
                     markup=False,
                 )
-    medians = {key: middle(runs) for key, runs in found.items()}
+    medians = {key: middle(runs) for key, runs in runs_by_arm.items()}
     for with_faults in conditions:
         console.print(_table(medians, with_faults), soft_wrap=True)
-    result = summary(medians, found, options)
+    result = summary(medians, runs_by_arm, options)
     line = json.dumps(result)
     if options.out is not None:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -138,13 +138,15 @@ def run_efficiency(options: Options) -> dict[str, Any]:
 async def _play_side_by_side(
     arm: Arm, options: Options, conditions: Sequence[bool], *, pictured: bool
 ) -> list[tuple[bool, Measured]]:
-    """One run of an arm under each condition, at the same time: a run needs a third of a core."""
-    plays = [play_arm(arm, options, with_faults=each, pictured=pictured) for each in conditions]
+    """Play one run of an arm under each condition at the same time: a run needs a third of a core."""
+    plays = [
+        play_arm(arm, options, with_faults=condition, pictured=pictured) for condition in conditions
+    ]
     return list(zip(conditions, await asyncio.gather(*plays), strict=True))
 
 
 async def play_arm(arm: Arm, options: Options, *, with_faults: bool, pictured: bool) -> Measured:
-    """One run of one arm, in a fresh run directory below the configuration's."""
+    """Play one run of one arm, in a fresh run directory below the configuration's."""
     overrides = [*_overrides(options, with_faults), *arm.overrides, *options.overrides]
     config = load_config(options.config_path, overrides)
     run_dir = config.run.dir / f"{arm.name}{'-faults' if with_faults else ''}"
@@ -204,7 +206,7 @@ def summary(
         mine, theirs = runs[OURS, False], runs[BASELINE, False]
 
         def ratio(field: str) -> float | None:
-            """Median over the repeats; None where a window was too short for the baseline."""
+            """Return the median over the repeats; None where a window was too short for the baseline."""
             pairs = [
                 (getattr(a, field), getattr(b, field)) for a, b in zip(mine, theirs, strict=True)
             ]
@@ -294,11 +296,11 @@ def pick(names: str) -> list[Arm]:
     """Return the arms named in a comma-separated list, `all` for all. Raises ConfigError."""
     if names == "all":
         return list(ARMS.values())
-    wanted = [name.strip() for name in names.split(",")]
-    for name in wanted:
+    chosen_names = [name.strip() for name in names.split(",")]
+    for name in chosen_names:
         if name not in ARMS:
             raise ConfigError(f"--arms: no arm {name!r}; there are {', '.join(ARMS)}")
-    return [ARMS[name] for name in wanted]
+    return [ARMS[name] for name in chosen_names]
 
 
 def _count(text: str) -> int:
@@ -323,21 +325,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=_count, default=1, help="of each arm, for medians")
     parser.add_argument("--out", type=Path, help="keep the JSON in this file")
     parser.add_argument("--pictures", type=Path, help="draw a timeline of each arm in this folder")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     try:
         run_efficiency(
             Options(
-                config_path=asked.config,
-                overrides=tuple(asked.sets),
-                arms=tuple(pick(asked.arms)),
-                seconds=asked.seconds,
-                envs=asked.envs,
-                workers=asked.workers,
-                profile=asked.profile,
-                faults=asked.faults,
-                repeats=asked.repeats,
-                out=asked.out,
-                pictures=asked.pictures,
+                config_path=options.config,
+                overrides=tuple(options.sets),
+                arms=tuple(pick(options.arms)),
+                seconds=options.seconds,
+                envs=options.envs,
+                workers=options.workers,
+                profile=options.profile,
+                faults=options.faults,
+                repeats=options.repeats,
+                out=options.out,
+                pictures=options.pictures,
             )
         )
     except DartError as error:

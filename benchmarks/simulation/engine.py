@@ -76,7 +76,7 @@ def timed_engine(config: Config) -> Model:
 
 
 def random_replies(action_parser: str, times: Times) -> TimedReplies:
-    """Clicks anywhere in the language `action_parser`; position and length are drawn from the request's seed.
+    """Return a function that clicks anywhere; position and length are drawn from the request's seed.
 
     The length is log-normal and capped by max_tokens; a thought fills the text up to it if the
     language has thoughts and the action is shorter.
@@ -90,8 +90,8 @@ def random_replies(action_parser: str, times: Times) -> TimedReplies:
     def answer(request: GenerateRequest) -> TimedReply:
         rng = Random(request.sampling.seed)
         where = Click(x=rng.randrange(THOUSAND), y=rng.randrange(THOUSAND))
-        drawn = round(math.exp(rng.gauss(median, times.completion_sigma)))
-        iterations = max(1, min(drawn, request.sampling.max_tokens))
+        tokens = round(math.exp(rng.gauss(median, times.completion_sigma)))
+        iterations = max(1, min(tokens, request.sampling.max_tokens))
         text = language.format(where, coordinates)
         missing = max(0, iterations - len(text))
         thought = (_FILLER * (missing // len(_FILLER) + 1))[:missing]
@@ -110,24 +110,24 @@ class _TimedRequest:
 
     reply: TimedReply
     builder: CompletionBuilder
-    begun: int  # iterations of the tokens of its partial
+    iterations_before: int  # iterations of the tokens of its partial
     future: asyncio.Future[Generation]
 
-    def tokens_after(self, done: int, *, suspended: bool = False) -> int:
-        """Tokens after `done` further iterations, those of the partial included.
+    def tokens_after(self, iterations: int, *, suspended: bool = False) -> int:
+        """Return the tokens after `iterations` further iterations, those of the partial included.
 
         If a token takes several iterations, a started one counts when the request is suspended: a
         partial holds whole tokens only, and a request that is suspended often must progress.
         """
         length, whole = len(self.reply.text), self.reply.iterations
-        spread, begun = divmod(length * (self.begun + done), whole)
-        if suspended and done and begun and length < whole:
+        spread, rest = divmod(length * (self.iterations_before + iterations), whole)
+        if suspended and iterations and rest and length < whole:
             spread += 1
         return min(max(len(self.builder), spread), length)
 
 
 class TimedEngine:
-    """See the module, and engines.base.Engine for the contract."""
+    """An engine that only takes time; engines.base.Engine has the contract."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class TimedEngine:
         policy_version: int = -1,
         max_batch: int = 32,
     ) -> None:
-        """At most `max_batch` requests run together; the others wait in order of arrival."""
+        """Run at most `max_batch` requests together; the others wait in order of arrival."""
         self._answer = answer
         self._check_weights = check_weights
         self._transfer_s = times.transfer_s / times.speedup
@@ -155,7 +155,7 @@ class TimedEngine:
 
     @property
     def policy_version(self) -> int:
-        """Version of the weight set that serves now."""
+        """The version of the weight set that serves now."""
         return self._replica.version
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -165,10 +165,14 @@ class TimedEngine:
         reply, builder = self._answer(request), CompletionBuilder(request.partial)
         if len(builder) >= len(reply.text):
             return builder.generation(reply.stop, 0.0, 0.0)
-        begun = math.ceil(len(builder) * reply.iterations / len(reply.text))
+        iterations_before = math.ceil(len(builder) * reply.iterations / len(reply.text))
         trajectory = request.request_id.rpartition("/")[0]
-        job = self._replica.submit(time.monotonic(), trajectory, reply.iterations - begun)
-        pending = _TimedRequest(reply, builder, begun, asyncio.get_running_loop().create_future())
+        job = self._replica.submit(
+            time.monotonic(), trajectory, reply.iterations - iterations_before
+        )
+        pending = _TimedRequest(
+            reply, builder, iterations_before, asyncio.get_running_loop().create_future()
+        )
         self._pending[job] = pending
         self._poll()
         try:
@@ -198,8 +202,8 @@ class TimedEngine:
         finally:
             self._updating = False
         assert swap.halted is not None
-        assert swap.ended is not None
-        return UpdateTiming(transfer_s=received - began, pause_s=swap.ended - swap.halted)
+        assert swap.ended_at is not None
+        return UpdateTiming(transfer_s=received - began, pause_s=swap.ended_at - swap.halted)
 
     def interrupt(self) -> None:
         """End every request now, as `suspended`; a pause for new weights continues."""
@@ -230,7 +234,7 @@ class TimedEngine:
         """Resolve the requests that ended by now, and poll again when the next one ends."""
         for job in self._replica.advance(time.monotonic()):
             self._resolve(job)
-        if self._swap is not None and self._swap[0].ended is not None:
+        if self._swap is not None and self._swap[0].ended_at is not None:
             if not self._swap[1].done():
                 self._swap[1].set_result(None)
             self._swap = None
@@ -254,7 +258,7 @@ class TimedEngine:
         if pending is None or pending.future.done():
             return
         builder, text = pending.builder, pending.reply.text
-        end = pending.tokens_after(job.done, suspended=stop == "suspended")
+        end = pending.tokens_after(job.iterations, suspended=stop == "suspended")
         bounds = [*(pending.tokens_after(begin) for begin, _ in job.versions), end]
         versions = [
             version

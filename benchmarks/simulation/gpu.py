@@ -42,7 +42,7 @@ _ROUNDING = 1e-6  # of an iteration: times that differ by less are the same boun
 
 @dataclass(frozen=True)
 class Costs:
-    """Real seconds of each kind of work."""
+    """The real seconds of each kind of work."""
 
     prefill_s: float
     prefill_cached_s: float
@@ -60,7 +60,7 @@ class Costs:
         )
 
     def iteration_s(self, decoding: int) -> float:
-        """Seconds of one token for each of `decoding` requests."""
+        """Return the seconds of one token for each of `decoding` requests."""
         return max(_LEAST_S, self.decode_s + self.decode_each_s * (decoding - 1))
 
 
@@ -72,36 +72,38 @@ class SimulatedRequest:
     tokens: int
     arrived: float
     started: float | None = None  # of its prefill
-    ended: float | None = None
-    done: int = 0  # iterations so far; updated at its end and at each change of weights
+    ended_at: float | None = None
+    iterations: int = 0  # iterations so far; updated at its end and at each change of weights
     versions: list[tuple[int, int]] = field(default_factory=list)  # (from iteration, version)
     last: int = 0  # its last iteration, in the replica's count
     is_cancelled: bool = False
 
     @property
     def queue_s(self) -> float:
-        """Seconds it waited for a slot."""
-        end = self.ended if self.started is None else self.started
+        """The seconds that it waited for a slot."""
+        end = self.ended_at if self.started is None else self.started
         return 0.0 if end is None else end - self.arrived
 
     @property
     def engine_s(self) -> float:
-        """Seconds from its prefill to its end."""
-        return 0.0 if self.started is None or self.ended is None else self.ended - self.started
+        """The seconds from its prefill to its end."""
+        return (
+            0.0 if self.started is None or self.ended_at is None else self.ended_at - self.started
+        )
 
 
 @dataclass(eq=False)
 class SimulatedSwap:
-    """New weights: received, then the halt, then they serve."""
+    """A change of weights: they are received, the replica halts, then they serve."""
 
     version: int
     pause_s: float
     halted: float | None = None
-    ended: float | None = None
+    ended_at: float | None = None
 
 
 class Replica:
-    """See the module. All times are seconds of one monotonic clock."""
+    """A simulated replica, as the module describes it. All times are seconds of one monotonic clock."""
 
     def __init__(self, costs: Costs, max_batch: int, *, version: int = -1, now: float = 0.0):
         self.now = now
@@ -121,7 +123,7 @@ class Replica:
             OrderedDict()
         )  # trajectories in the prefix cache
         self._swap: SimulatedSwap | None = None
-        self._ended: list[SimulatedRequest] = []
+        self._finished: list[SimulatedRequest] = []
         self._arrivals = 0
         self._unit: Literal["nothing", "prefill", "decode", "pause"] = "nothing"
         self._until = math.inf  # when the unit, or the run of iterations, ends
@@ -134,17 +136,17 @@ class Replica:
 
     @property
     def next_event(self) -> float:
-        """When the present work ends, if nothing arrives before; infinite if there is no work."""
+        """The moment when the present work ends, if nothing arrives before; infinite if there is no work."""
         return self._until
 
     @property
     def running(self) -> int:
-        """Requests that hold a slot."""
+        """The number of requests that hold a slot."""
         return len(self._decoding) + (self._prefilling is not None)
 
     @property
     def waiting(self) -> int:
-        """Requests without a slot."""
+        """The number of requests without a slot."""
         return len(self._waiting)
 
     def gauges(self) -> dict[str, float]:
@@ -163,8 +165,8 @@ class Replica:
     def advance(self, now: float) -> list[SimulatedRequest]:
         """Simulate until `now`; returns the requests that ended since the last call, in order."""
         self._run_until(now)
-        ended, self._ended = self._ended, []
-        return ended
+        finished, self._finished = self._finished, []
+        return finished
 
     def submit(self, now: float, trajectory: str, tokens: int) -> SimulatedRequest:
         """Take a request that arrives and needs `tokens` iterations, at least 1."""
@@ -175,12 +177,12 @@ class Replica:
         return job
 
     def cancel(self, now: float, job: SimulatedRequest) -> None:
-        """No caller waits for `job` any more; its slot is free after the present unit."""
+        """Mark a request for which no caller waits any more; its slot is free after the present unit."""
         self._run_until(now)
         job.is_cancelled = True
         if job in self._waiting:
             self._waiting.remove(job)
-        elif any(job is held for _, _, held in self._decoding):
+        elif any(job is queued for _, _, queued in self._decoding):
             self._reschedule()
 
     def swap(self, now: float, version: int, pause_s: float) -> SimulatedSwap:
@@ -201,7 +203,7 @@ class Replica:
             self._iteration += min(completed, self._steps)
         jobs = [job for _, _, job in sorted(self._decoding, key=lambda entry: entry[1])]
         for job in jobs:
-            job.done = job.tokens - (job.last - self._iteration)
+            job.iterations = job.tokens - (job.last - self._iteration)
         if self._prefilling is not None:
             jobs.append(self._prefilling)
         jobs = [job for job in [*jobs, *self._waiting] if not job.is_cancelled]
@@ -226,10 +228,10 @@ class Replica:
         self.now = max(self.now, now)
 
     def _reschedule(self) -> None:
-        """After an event: the next unit is chosen at the next boundary between two units."""
+        """Choose the next unit at the next boundary between two units; called after an event."""
         if self._unit == "decode" and self._has_other_work():
-            begun = math.ceil((self.now - self._since) / self._each - _ROUNDING)
-            self._steps = min(self._steps, max(0, begun))
+            iterations = math.ceil((self.now - self._since) / self._each - _ROUNDING)
+            self._steps = min(self._steps, max(0, iterations))
             self._until = self._since + self._steps * self._each
         elif self._unit == "nothing":
             self._start_unit()
@@ -251,9 +253,9 @@ class Replica:
             self._iteration += self._steps
             while self._decoding and self._decoding[0][0] == self._iteration:
                 job = heapq.heappop(self._decoding)[2]
-                job.done = job.tokens
+                job.iterations = job.tokens
                 self._end(job)
-                self._ended.append(job)
+                self._finished.append(job)
 
     def _start_unit(self) -> None:
         """Start the next unit of work, or the next run of iterations."""
@@ -281,7 +283,7 @@ class Replica:
         self._meter.run(self.running)
 
     def _prefill_s(self, trajectory: str) -> float:
-        """Seconds of the prompt's prefill; adds it to the prefix cache."""
+        """Return the seconds of the prompt's prefill, and add the prompt to the prefix cache."""
         is_cached = trajectory in self._prefix_cache
         self._prefix_cache[trajectory] = None
         self._prefix_cache.move_to_end(trajectory)
@@ -304,7 +306,7 @@ class Replica:
         """Let the new weights serve from now on, running requests included."""
         swap, self._swap = self._swap, None
         assert swap is not None
-        swap.ended = self.now
+        swap.ended_at = self.now
         self.version = swap.version
         self._prefix_cache.clear()
         for _, _, job in self._decoding:
@@ -312,8 +314,8 @@ class Replica:
         self._meter.go()
 
     def _end(self, job: SimulatedRequest) -> None:
-        job.ended = self.now
-        self.tokens += job.done
+        job.ended_at = self.now
+        self.tokens += job.iterations
 
 
 # --- the capacity of a replica ------------------------------------------------------------------
@@ -328,7 +330,7 @@ class EngineCapacity:
 
 
 def mean_tokens(times: Times, max_tokens: int) -> float:
-    """Mean length of a completion, `min(X, max_tokens)` of a log-normal X.
+    """Return the mean length of a completion, `min(X, max_tokens)` of a log-normal X.
 
     With median m = e^mu, spread s and cap c this is
     `m e^(s^2/2) F((ln c - mu)/s - s) + c (1 - F((ln c - mu)/s))`, F the normal distribution

@@ -38,16 +38,16 @@ def hosts(count: int, *unseen: Path) -> Iterator[list[Host]]:
     kinds = ["--net", "--mount"] if unseen else ["--net"]
     hide = "".join(f"mount -t tmpfs none {shlex.quote(str(path))} && " for path in unseen)
     with contextlib.ExitStack() as stack:
-        first = stack.enter_context(_held(["unshare", "--user", "--map-root-user", "--net"]))
+        first = stack.enter_context(_hold(["unshare", "--user", "--map-root-user", "--net"]))
         inside = ("nsenter", f"--target={first}", "--user", "--preserve-credentials")
-        made = [Host(FIRST, (*inside, "--net"), ())]
+        network_hosts = [Host(FIRST, (*inside, "--net"), ())]
         _configure(
-            made[0],
+            network_hosts[0],
             "ip link set lo up && ip link add hub type bridge && ip link set hub up && "
             f"ip addr add {FIRST}/24 dev hub",
         )
         for number in range(1, count + 1):
-            other = stack.enter_context(_held([*inside, "unshare", *kinds], hide))
+            other = stack.enter_context(_hold([*inside, "unshare", *kinds], hide))
             address = f"10.78.0.{number + 1}"
             host = Host(
                 address,
@@ -55,7 +55,7 @@ def hosts(count: int, *unseen: Path) -> Iterator[list[Host]]:
                 (inside[0], f"--target={other}", *kinds),
             )
             _configure(
-                made[0],
+                network_hosts[0],
                 f"ip link add port{number} type veth peer name cable netns {other} && "
                 f"ip link set port{number} master hub && ip link set port{number} up",
             )
@@ -63,20 +63,20 @@ def hosts(count: int, *unseen: Path) -> Iterator[list[Host]]:
                 host,
                 f"ip link set lo up && ip addr add {address}/24 dev cable && ip link set cable up",
             )
-            made.append(host)
-        yield made
+            network_hosts.append(host)
+        yield network_hosts
 
 
 def _configure(host: Host, commands: str) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [*host.enter, "sh", "-c", commands], capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        raise NotPermittedError(done.stderr.strip())
+    if process.returncode:
+        raise NotPermittedError(process.stderr.strip())
 
 
 @contextlib.contextmanager
-def _held(enter: list[str], first: str = "") -> Iterator[int]:
+def _hold(enter: list[str], first: str = "") -> Iterator[int]:
     """Yield the id of a process in new namespaces, which keeps them."""
     try:
         process = subprocess.Popen(

@@ -22,7 +22,7 @@ _NAME = "timed.updates"
 
 
 class TimedModel:
-    """One tensor: it counts the updates, so that each version has weights of its own."""
+    """One tensor: it counts the updates, so that each version has other weights."""
 
     def __init__(self) -> None:
         self._updates = torch.zeros(1, dtype=torch.int64)
@@ -42,7 +42,7 @@ def timed_learner(config: Config) -> TimedLearner:
 
 
 class TimedLearner:
-    """See dart_cli.train.base.Learner."""
+    """A learner that only takes time; dart_cli.train.base.Learner has the contract."""
 
     def __init__(self, times: Times) -> None:
         self.model = TimedModel()

@@ -1,4 +1,4 @@
-"""Evaluates a recording and its run's database: throughput, utilisation, losses.
+"""Computes throughput, utilisation and losses from a recording and its run's database.
 
     measure   Recording and database -> Measured
     Measured  one run's figures
@@ -67,7 +67,7 @@ class Measured:
     achieved_over_bound: float
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, rounded to four digits."""
+        """Return the figures for JSON, rounded to four digits."""
         return {key: _rounded(value) for key, value in asdict(self).items()}
 
 
@@ -75,21 +75,21 @@ def measure(
     recording: Recording, reader: Reader, bound: Bound, *, slots: int, speedup: float
 ) -> Measured:
     """Return the figures of one run; `slots` environments in all."""
-    began, ended = recording.began, recording.ended
+    began, end = recording.began, recording.end
     minutes = recording.seconds * speedup / 60.0
-    actions = sum(began <= step.at < ended for step in step_times(reader))
-    trained = sum(p.value for p in reader.metrics("samples") if began <= p.at < ended)
+    actions = sum(began <= step.at < end for step in step_times(reader))
+    trained = sum(p.value for p in reader.metrics("samples") if began <= p.at < end)
     by_role = _by_role(recording.beats)
     workers = len({beat.worker for beat in by_role["rollout"]})
-    env = _shares(_spent(by_role["env"], began, ended), slots * recording.seconds)
-    rollout = _shares(_spent(by_role["rollout"], began, ended), workers * recording.seconds)
-    trainer = _shares(_spent(by_role["train"], began, ended), recording.seconds)
-    load_s = _increments(by_role["rollout"], "load_s", began, ended)
+    env = _shares(_spent(by_role["env"], began, end), slots * recording.seconds)
+    rollout = _shares(_spent(by_role["rollout"], began, end), workers * recording.seconds)
+    trainer = _shares(_spent(by_role["train"], began, end), recording.seconds)
+    load_s = _increments(by_role["rollout"], "load_s", began, end)
     episodes = episode_times(reader)
     ended_then = [
         episode
         for episode in episodes
-        if episode.ended_at is not None and began <= episode.ended_at < ended
+        if episode.ended_at is not None and began <= episode.ended_at < end
     ]
     dropped: dict[str, int] = defaultdict(int)
     dropped_steps = 0
@@ -97,11 +97,11 @@ def measure(
         if episode.state == "dropped":
             dropped[episode.reason] += 1
             dropped_steps += episode.steps or 0
-    syncs = [sync for sync in reader.syncs() if began <= sync.done_at < ended]
-    taken = [sync for sync in syncs if not sync.error]
+    syncs = [sync for sync in reader.syncs() if began <= sync.done_at < end]
+    successes = [sync for sync in syncs if not sync.error]
     histogram = reader.staleness()
     tokens = sum(histogram.values())
-    cores = cores_by_role(recording.costs, began, ended)
+    cores = cores_by_role(recording.costs, began, end)
     per_minute = actions / minutes
     return Measured(
         actions_per_minute=per_minute,
@@ -122,13 +122,13 @@ def measure(
         finished_lost=_finished_lost(episodes, by_role["env"]),
         aborted=sum(dropped[reason] for reason in (*LOST, "cancelled")),
         updates=sum(
-            batch.trained_at is not None and began <= batch.trained_at < ended
+            batch.trained_at is not None and began <= batch.trained_at < end
             for batch in reader.batches()
         ),
-        syncs=len(taken),
-        sync_refused=len(syncs) - len(taken),
-        pause_s=speedup * mean([s.pause_s for s in taken] or [0.0]),
-        most_syncing=most_at_once([(sync.granted_at, sync.done_at) for sync in taken]),
+        syncs=len(successes),
+        sync_refused=len(syncs) - len(successes),
+        pause_s=speedup * mean([s.pause_s for s in successes] or [0.0]),
+        most_syncing=most_at_once([(sync.granted_at, sync.done_at) for sync in successes]),
         kills=len(recording.kills),
         faults=dropped["invalid"],
         data_cores=cores.get("data", 0.0),
@@ -140,7 +140,7 @@ def measure(
 
 
 def most_at_once(intervals: Iterable[tuple[float, float]]) -> int:
-    """Largest number of intervals that share a moment."""
+    """Return the largest number of intervals that share a moment."""
     # At the same moment an end comes before a begin.
     events = sorted(event for begin, end in intervals for event in ((begin, 1), (end, -1)))
     most = now = 0
@@ -150,13 +150,13 @@ def most_at_once(intervals: Iterable[tuple[float, float]]) -> int:
     return most
 
 
-def increase(points: Sequence[tuple[float, float]], began: float, ended: float) -> float:
-    """How much a cumulative counter rose in [began, ended], between samples interpolated.
+def increase(points: Sequence[tuple[float, float]], began: float, end: float) -> float:
+    """Return how much a cumulative counter rose in [began, end], interpolated between samples.
 
     `points` are (moment, value), ascending; before the first the counter is 0, after the last it is
     constant.
     """
-    return _at(points, ended) - _at(points, began)
+    return _at(points, end) - _at(points, began)
 
 
 def _at(points: Sequence[tuple[float, float]], moment: float) -> float:
@@ -173,13 +173,13 @@ def _at(points: Sequence[tuple[float, float]], moment: float) -> float:
 
 
 def _by_role(beats: Iterable[Heartbeat]) -> dict[str, list[Heartbeat]]:
-    found: dict[str, list[Heartbeat]] = defaultdict(list)
+    beats_by_role: dict[str, list[Heartbeat]] = defaultdict(list)
     for beat in beats:
-        found[beat.role].append(beat)
-    return found
+        beats_by_role[beat.role].append(beat)
+    return beats_by_role
 
 
-def _increments(beats: Sequence[Heartbeat], gauge: str, began: float, ended: float) -> float:
+def _increments(beats: Sequence[Heartbeat], gauge: str, began: float, end: float) -> float:
     """Return the rise of one gauge in the window, summed over all processes of all workers."""
     lives: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
     for beat in beats:
@@ -187,20 +187,20 @@ def _increments(beats: Sequence[Heartbeat], gauge: str, began: float, ended: flo
             lives[beat.worker, beat.started_at].append((beat.sent_at, beat.gauges[gauge]))
     # A process that began within the window counts from 0 at its start.
     return sum(
-        increase([(started, 0.0), *points], began, ended) for (_, started), points in lives.items()
+        increase([(started, 0.0), *points], began, end) for (_, started), points in lives.items()
     )
 
 
-def _spent(beats: Sequence[Heartbeat], began: float, ended: float) -> dict[str, float]:
-    """Phase -> seconds in the window, over all workers."""
+def _spent(beats: Sequence[Heartbeat], began: float, end: float) -> dict[str, float]:
+    """Return the seconds of each phase in the window, over all workers."""
     names = {name for beat in beats for name in beat.gauges if name.startswith(PREFIX)}
     return {
-        name.removeprefix(PREFIX): _increments(beats, name, began, ended) for name in sorted(names)
+        name.removeprefix(PREFIX): _increments(beats, name, began, end) for name in sorted(names)
     }
 
 
 def _shares(spent: Mapping[str, float], whole_s: float) -> dict[str, float]:
-    """Shares of `whole_s`, what is missing as `dead`."""
+    """Return shares of `whole_s`; what is missing is `dead`."""
     shares = {phase: seconds / whole_s for phase, seconds in spent.items()}
     shares["dead"] = shares.get("dead", 0.0) + max(0.0, 1.0 - sum(shares.values()))
     return shares
@@ -214,31 +214,31 @@ def _finished_lost(episodes: Sequence[EpisodeTimes], env_beats: Sequence[Heartbe
     after its lease was taken back was never accepted: `dropped` and `aborted` count it.
     """
     judged = [episode for episode in episodes if episode.outcome in ("pass", "fail")]
-    told: dict[tuple[str, float], float] = {}  # by process
+    reported: dict[tuple[str, float], float] = {}  # by process
     told_at: dict[str, float] = {}
     for beat in env_beats:
         accepted = beat.gauges.get("episodes", 0.0) - beat.gauges.get("invalid", 0.0)
         process = beat.worker, beat.started_at
-        told[process] = max(accepted, told.get(process, 0.0))
+        reported[process] = max(accepted, reported.get(process, 0.0))
         told_at[beat.worker] = max(beat.sent_at, told_at.get(beat.worker, 0.0))
     missing = 0
     for worker, last in told_at.items():
         # Ends after the last heartbeat are not in its counts and must not make up for a loss.
-        kept = sum(each.worker == worker and (each.ended_at or 0.0) <= last for each in judged)
-        counted = sum(number for (name, _), number in told.items() if name == worker)
-        missing += max(0, int(counted) - kept)
-    return missing + sum(each.reason in LOST for each in judged)
+        finished = sum(row.worker == worker and (row.ended_at or 0.0) <= last for row in judged)
+        counted = sum(number for (name, _), number in reported.items() if name == worker)
+        missing += max(0, int(counted) - finished)
+    return missing + sum(row.reason in LOST for row in judged)
 
 
-def cores_by_role(costs: Sequence[ProcessCost], began: float, ended: float) -> dict[str, float]:
-    """CPU seconds per second in the window, by the first word of the worker's name."""
+def cores_by_role(costs: Sequence[ProcessCost], began: float, end: float) -> dict[str, float]:
+    """Return CPU seconds per second in the window, by the first word of the worker's name."""
     lives: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for cost in costs:
         lives[cost.worker, cost.pid].append((cost.at, cost.cpu_s))
     cores: dict[str, float] = defaultdict(float)
     for (worker, _), points in lives.items():
         role = worker.partition("-")[0]
-        cores[role] += increase(points, began, ended) / (ended - began)
+        cores[role] += increase(points, began, end) / (end - began)
     return cores
 
 
@@ -246,5 +246,5 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 4)
     if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
+        return {key: _rounded(item) for key, item in value.items()}
     return value

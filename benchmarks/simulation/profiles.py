@@ -18,18 +18,18 @@ from bus.errors import TaskError
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Of positive numbers: `median`, and `sigma`, the standard deviation of their logarithm."""
+    """A distribution of positive numbers: `median`, and `sigma`, the standard deviation of their logarithm."""
 
     median: float
     sigma: float
 
     @property
     def mean(self) -> float:
-        """Exactly: median * exp(sigma^2 / 2)."""
+        """The exact mean: median * exp(sigma^2 / 2)."""
         return self.median * math.exp(self.sigma**2 / 2)
 
     def draw(self, rng: Random) -> float:
-        """One number; 0 if the median is 0."""
+        """Return one random number; 0 if the median is 0."""
         return self.median * math.exp(rng.gauss(0.0, self.sigma))
 
     def above(self, bound: float) -> float:
@@ -43,7 +43,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Expected:
-    """Means of a profile."""
+    """The means of a profile."""
 
     steps: float  # of an episode
     step_s: float  # seconds the environment acts
@@ -51,13 +51,13 @@ class Expected:
 
     @property
     def episode_s(self) -> float:
-        """Seconds of an episode with a policy that answers at once."""
+        """The seconds of an episode with a policy that answers at once."""
         return self.reset_s + self.steps * self.step_s
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How long one kind of GUI takes."""
+    """The durations of one kind of GUI."""
 
     reset: LogNormal  # seconds
     step: LogNormal  # seconds, from the action to the next screenshot
@@ -67,11 +67,11 @@ class Profile:
     cap: int  # steps after which every episode has ended
 
     def draw_reset_s(self, rng: Random) -> float:
-        """Seconds of one reset."""
+        """Return the seconds of one reset."""
         return self.reset.draw(rng)
 
     def draw_step_s(self, rng: Random) -> float:
-        """Seconds of one step."""
+        """Return the seconds of one step."""
         stall_s = self.stall_s if rng.random() < self.stall_share else 0.0
         return self.step.draw(rng) + stall_s
 
@@ -132,6 +132,6 @@ def profile_named(name: str) -> Profile:
 
 
 def expected(profile: str | Profile) -> Expected:
-    """Mean steps, seconds a step and seconds a reset of a profile or its name. Raises TaskError."""
-    found = profile_named(profile) if isinstance(profile, str) else profile
-    return found.mean_episode()
+    """Return mean steps, seconds a step and seconds a reset of a profile or its name. Raises TaskError."""
+    times = profile_named(profile) if isinstance(profile, str) else profile
+    return times.mean_episode()

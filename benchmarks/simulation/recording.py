@@ -36,7 +36,7 @@ _RESTARTS = 1000
 
 @dataclass(frozen=True)
 class ProcessCost:
-    """CPU and memory of one process at one moment."""
+    """The CPU and memory of one process at one moment."""
 
     at: float  # unix seconds
     worker: str
@@ -50,27 +50,27 @@ class Recording:
     """A window [began, ended] of a run, unix seconds, and what was recorded in and around it."""
 
     began: float = 0.0
-    ended: float = 0.0
+    end: float = 0.0
     beats: list[Heartbeat] = field(default_factory=list)
     costs: list[ProcessCost] = field(default_factory=list)
     kills: list[tuple[float, str]] = field(default_factory=list)  # (unix seconds, worker)
 
     @property
     def seconds(self) -> float:
-        """Length of the window."""
-        return self.ended - self.began
+        """The length of the window."""
+        return self.end - self.began
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to record, and how often a rollout worker is killed meanwhile."""
+    """The length of the recording, and how often a rollout worker is killed meanwhile."""
 
     warm_s: float
     seconds: float
     kills: int = 0
 
     def kill_times(self) -> list[float]:
-        """Seconds after the window's begin, evenly spread, none at its ends."""
+        """Return the seconds after the window's begin, evenly spread, none at its ends."""
         return [self.seconds * (k + 1) / (self.kills + 1) for k in range(self.kills)]
 
 
@@ -109,7 +109,7 @@ async def record(config: Config, commands: Mapping[str, Sequence[str]], plan: Pl
                 task.cancel()
             await asyncio.gather(conducting, *watching, return_exceptions=True)
             await running
-    if not recording.ended:
+    if not recording.end:
         raise DartError(
             f"{config.run.dir}: the run was over before {plan.seconds:g} s of it were watched; "
             "raise train.updates or train.max_minutes"
@@ -133,7 +133,7 @@ async def _conduct(recording: Recording, workers: Sequence[str], plan: Plan) -> 
         await asyncio.sleep(max(0.0, recording.began + at - time.time()))
         _kill(recording, rollouts[number % len(rollouts)])
     await asyncio.sleep(max(0.0, recording.began + plan.seconds - time.time()))
-    recording.ended = time.time()
+    recording.end = time.time()
     await asyncio.sleep(1.2)  # one more heartbeat of each process, for values at the window's end
 
 
@@ -171,7 +171,7 @@ async def _sample(recording: Recording) -> None:
 
 
 def cost_of(worker: str, pid: int) -> ProcessCost | None:
-    """CPU and memory of a process of this host; None if it does not exist."""
+    """Return the CPU and memory of a process of this host; None if it does not exist."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():

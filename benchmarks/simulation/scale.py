@@ -1,4 +1,4 @@
-"""Checks that `dart data` and the bus keep up with very many environment slots.
+"""Do the data service and the bus keep up with very many environment slots?
 
     python benchmarks/simulation/scale.py [--minutes 10] [--slots 256] [--workers 8] [--hosts 0] [--out FILE]
 
@@ -86,56 +86,56 @@ def main() -> None:
     parser.add_argument("--size", default="448x336", help="of screenshots")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--inside", type=json.loads, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.hosts and asked.inside is None:
+    options = parser.parse_args()
+    if options.hosts and options.inside is None:
         with contextlib.ExitStack() as stack:
             try:
-                made = stack.enter_context(hosts(asked.hosts))
+                host_list = stack.enter_context(hosts(options.hosts))
             except NotPermittedError as error:
                 print(f"no network namespaces ({error}): all on loopback")
-                made = [Host("127.0.0.1", (), ())] * (asked.hosts + 1)
-            inside = json.dumps([[host.address, host.from_first] for host in made])
+                host_list = [Host("127.0.0.1", (), ())] * (options.hosts + 1)
+            inside = json.dumps([[host.address, host.from_first] for host in host_list])
             again = [sys.executable, __file__, *sys.argv[1:], "--inside", inside]
-            sys.exit(subprocess.call([*made[0].enter, *again]))
-    played = [Host(address, (), tuple(enter)) for address, enter in asked.inside or []]
-    result = play(asked, played) | disk_rate()
+            sys.exit(subprocess.call([*host_list[0].enter, *again]))
+    participants = [Host(address, (), tuple(enter)) for address, enter in options.inside or []]
+    result = play(options, participants) | disk_rate()
     result["gb_a_day_full_hd"] = round(
         result["actions_per_second"] * FULL_HD.encoded * 86_400 / 1e9
     )
-    if asked.out is not None:
-        asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if options.out is not None:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))
 
 
-def play(asked: argparse.Namespace, played: Sequence[Host]) -> dict[str, Any]:
+def play(options: argparse.Namespace, participants: Sequence[Host]) -> dict[str, Any]:
     """Return the run of the timed system; `played` are the hosts, the first of which this is."""
-    envs = len(played) - 1 if played else 2
+    envs = len(participants) - 1 if participants else 2
     settings = SETTINGS | {
-        "env.slots": str(asked.slots // envs),
-        "up.rollouts": str(asked.workers),
-        "env.options.size": asked.size,
+        "env.slots": str(options.slots // envs),
+        "up.rollouts": str(options.workers),
+        "env.options.size": options.size,
     }
-    if played:
+    if participants:
         keys = Path(f"{RUN_DIR}-keys").resolve()
         shutil.rmtree(keys, ignore_errors=True)
         dart = [sys.executable, "-m", "dart_cli"]
         subprocess.run([*dart, "keys", str(keys)], check=True, stdout=subprocess.DEVNULL)
-        settings |= OF_HOSTS | {"bus.host": played[0].address, "bus.keys": str(keys)}
+        settings |= OF_HOSTS | {"bus.host": participants[0].address, "bus.keys": str(keys)}
     overrides = [f"{key}={value}" for key, value in settings.items()]
     config = load_config(CONFIG, overrides)
     shutil.rmtree(RUN_DIR, ignore_errors=True)
     RUN_DIR.mkdir(mode=0o700, parents=True)
-    arguments = [str(CONFIG), *(part for each in overrides for part in ("--set", each))]
-    plan = Plan(warm_s=asked.warm, seconds=60 * asked.minutes)
-    with remote_envs(played[1:], arguments) as processes:
+    arguments = [str(CONFIG), *(part for override in overrides for part in ("--set", override))]
+    plan = Plan(warm_s=options.warm, seconds=60 * options.minutes)
+    with remote_envs(participants[1:], arguments) as processes:
         recording = asyncio.run(record(config, commands_of(config, arguments), plan))
-        taken = [usage(process.pid) for process in processes]
-    return figures(asked, config, recording) | {
-        "hosts": len(played) - 1 if played else 0,
-        "network": network(played),
-        "env_threads": max((each[0] for each in taken), default=0),
-        "env_open_files": max((each[1] for each in taken), default=0),
-        "env_rss_mb": max((each[2] for each in taken), default=0.0),
+        usages = [usage(process.pid) for process in processes]
+    return figures(options, config, recording) | {
+        "hosts": len(participants) - 1 if participants else 0,
+        "network": network(participants),
+        "env_threads": max((each[0] for each in usages), default=0),
+        "env_open_files": max((each[1] for each in usages), default=0),
+        "env_rss_mb": max((each[2] for each in usages), default=0.0),
     }
 
 
@@ -162,31 +162,31 @@ def remote_envs(others: Sequence[Host], arguments: Sequence[str]) -> Iterator[li
 
 
 def usage(pid: int) -> tuple[int, int, float]:
-    """(threads, open files, MB of memory) of a process or of the one that it runs."""
+    """Return (threads, open files, MB of memory) of a process or of the one that it runs."""
     process = psutil.Process(pid)
     inner = [process, *process.children(recursive=True)]
-    most = max(inner, key=lambda each: each.num_threads())
+    most = max(inner, key=lambda process: process.num_threads())
     return most.num_threads(), most.num_fds(), round(most.memory_info().rss / 1e6, 1)
 
 
-def network(played: Sequence[Host]) -> str:
-    """How the processes are connected."""
-    if not played:
+def network(participants: Sequence[Host]) -> str:
+    """Return how the processes are connected."""
+    if not participants:
         return "ipc"
-    return "namespaces, tcp, CURVE" if played[1].from_first else "loopback, tcp, CURVE"
+    return "namespaces, tcp, CURVE" if participants[1].from_first else "loopback, tcp, CURVE"
 
 
-def figures(asked: argparse.Namespace, config: Config, recording: Recording) -> dict[str, Any]:
+def figures(options: argparse.Namespace, config: Config, recording: Recording) -> dict[str, Any]:
     """Return what is reported of the run."""
-    bound = bound_of(config, slots=asked.slots, workers=asked.workers)
+    bound = bound_of(config, slots=options.slots, workers=options.workers)
     with open_reader(config.run.dir) as reader:
-        measured = measure(recording, reader, bound, slots=asked.slots, speedup=1.0)
+        measured = measure(recording, reader, bound, slots=options.slots, speedup=1.0)
         screens = reader.total("screenshots")
     return {
         "benchmark": "scale",
-        "slots": asked.slots,
-        "workers": asked.workers,
-        "minutes": asked.minutes,
+        "slots": options.slots,
+        "workers": options.workers,
+        "minutes": options.minutes,
         "actions_per_second": round(measured.actions_per_minute / 60, 1),
         "bound_ratio": round(measured.achieved_over_bound, 3),
         "bound_by": measured.bound_by,
@@ -194,14 +194,14 @@ def figures(asked: argparse.Namespace, config: Config, recording: Recording) -> 
         "data_cores": round(measured.data_cores, 3),
         "all_cores": round(measured.cores, 3),
         "cores_by_role": {
-            role: round(each, 3)
-            for role, each in cores_by_role(
-                recording.costs, recording.began, recording.ended
+            role: round(cores, 3)
+            for role, cores in cores_by_role(
+                recording.costs, recording.began, recording.end
             ).items()
         },
         "cores_of_this_host": os.cpu_count(),
         "load_of_this_host": round(os.getloadavg()[1], 1),
-        "data_rss_mb": [round(each / 1e6, 1) for each in memory(recording)],
+        "data_rss_mb": [round(size / 1e6, 1) for size in memory(recording)],
         "env_utilisation": round(measured.env_utilisation, 4),
         "rollout_utilisation": round(measured.rollout_utilisation, 4),
         "finished_lost": measured.finished_lost,
@@ -212,21 +212,21 @@ def figures(asked: argparse.Namespace, config: Config, recording: Recording) -> 
 
 
 def disk_rate() -> dict[str, Any]:
-    """Full-HD screens into the database, through the ledger, until it is closed."""
+    """Write full-HD screens into the database, through the ledger, until it is closed; return the rates."""
     trajectories = 64
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".scale-") as folder:
-        taken = submit(Path(folder), FULL_HD, trajectories)
+        timing = submit(Path(folder), FULL_HD, trajectories)
     megabytes = trajectories * (STEPS + 1) * FULL_HD.encoded / 1e6
     return {
         "full_hd_mb": FULL_HD.encoded / 1e6,
-        "full_hd_steps_per_s": round(trajectories * STEPS / taken.wall_s),
-        "full_hd_mb_per_s": round(megabytes / taken.wall_s),
-        "full_hd_cpu_s_a_gb": round(1000 * taken.cpu_s / megabytes, 2),
+        "full_hd_steps_per_s": round(trajectories * STEPS / timing.wall_s),
+        "full_hd_mb_per_s": round(megabytes / timing.wall_s),
+        "full_hd_cpu_s_a_gb": round(1000 * timing.cpu_s / megabytes, 2),
     }
 
 
 def in_ms(seconds: float) -> float | None:
-    """Milliseconds; None where nothing was measured, since JSON has no NaN."""
+    """Return milliseconds; None where nothing was measured, since JSON has no NaN."""
     return None if math.isnan(seconds) else round(1000 * seconds, 1)
 
 
@@ -239,15 +239,15 @@ def lease_p99_s(recording: Recording) -> float:
 
 
 def env_beats(recording: Recording) -> Iterator[Heartbeat]:
-    """Those of environment processes within the window, but for its first 20 s."""
+    """Return the heartbeats of environment processes within the window, without its first 20 s."""
     for beat in recording.beats:
-        is_within = recording.began + 20 <= beat.sent_at <= recording.ended
+        is_within = recording.began + 20 <= beat.sent_at <= recording.end
         if beat.role == "env" and is_within:
             yield beat
 
 
 def memory(recording: Recording) -> list[float]:
-    """Mean bytes that `dart data` held in each sixth of the window."""
+    """Return the mean bytes that the data service held in each sixth of the window."""
     data = [c for c in recording.costs if c.worker == "data" and c.at >= recording.began]
     size = max(1, len(data) // 6)
     return [mean(c.rss for c in data[i * size : (i + 1) * size]) for i in range(6)]

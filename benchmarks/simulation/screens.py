@@ -76,11 +76,11 @@ def _bar_rows(height: int) -> int:
 
 def _desktop(scene: int, width: int, height: int) -> _PngTemplate:
     with _drawing:
-        return _drawn(scene, width, height)
+        return _template(scene, width, height)
 
 
 @lru_cache(maxsize=2 * SCENES)
-def _drawn(scene: int, width: int, height: int) -> _PngTemplate:
+def _template(scene: int, width: int, height: int) -> _PngTemplate:
     image = _paint(scene, width, height - _bar_rows(height))
     rows = Image.new("L", (width + 1, image.height), 0)
     rows.paste(Image.frombytes("L", image.size, image.tobytes()), (1, 0))

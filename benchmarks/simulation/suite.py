@@ -34,7 +34,7 @@ MIN_SIDE, MAX_SIDE = 128, 4096  # pixels
 
 @dataclass(frozen=True)
 class _EpisodePlan:
-    """All that is drawn when an episode begins."""
+    """The random draws of an episode, made when it begins."""
 
     task: Task
     steps: int  # after which it ends
@@ -45,7 +45,7 @@ class _EpisodePlan:
 
 
 class TimedEnv:
-    """Plays suite `timed`. See envs.contract.base.GuiEnv for the contract.
+    """An environment of suite `timed`; envs.contract.base.GuiEnv has the contract.
 
     Sleeps in the calling thread. Durations follow from `stream` and the number of the episode, not
     from the task's seed alone: the members of a group differ.
@@ -71,7 +71,7 @@ class TimedEnv:
         self._rng = Random(stream)
         self._episode: _EpisodePlan | None = None
         self._steps = 0
-        self._ended = True
+        self._is_over = True
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -81,7 +81,7 @@ class TimedEnv:
         self._number += 1
         self._rng = Random(f"{self._stream}/{self._number}/{task.id}/{seed}")
         self._episode = self._draw(task)
-        self._steps, self._ended = 0, False
+        self._steps, self._is_over = 0, False
         times = SLOW_RESET if self._episode.slow_reset else 1.0
         self._sleep(times * self._profile.draw_reset_s(self._rng))
         info = {"instruction": task.instruction, "max_steps": self._profile.cap}
@@ -90,26 +90,26 @@ class TimedEnv:
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Take a step's time. Raises EnvError if this episode crashes, or is over."""
         episode = self._playing()
-        if self._ended:
+        if self._is_over:
             raise EnvError("the episode is over; call reset before the next step")
         self._steps += 1
         self._sleep(self._profile.draw_step_s(self._rng))
         if self._steps == episode.crash_at:
             self._episode = None
             raise EnvError(f"{episode.task.id}: the GUI crashed at step {self._steps} (injected)")
-        self._ended = self._steps >= episode.steps or isinstance(action, Done | Fail | Answer)
-        reward = (self.evaluate().reward or 0.0) if self._ended else 0.0
-        return self._observe(), reward, self._ended, False, {"steps": self._steps}
+        self._is_over = self._steps >= episode.steps or isinstance(action, Done | Fail | Answer)
+        reward = (self.evaluate().reward or 0.0) if self._is_over else 0.0
+        return self._observe(), reward, self._is_over, False, {"steps": self._steps}
 
     def evaluate(self) -> Verdict:
-        """Pass if the episode was drawn to pass and has reached its end."""
+        """Return a pass if the episode was drawn to pass and has reached its end."""
         episode = self._playing()
         if self._steps < episode.steps:
             return Verdict("fail", f"ended after {self._steps} of {episode.steps} steps")
         return Verdict("pass" if episode.passes else "fail", "drawn")
 
     def close(self) -> None:
-        """Nothing outlives the object; may be called twice."""
+        """Do nothing: nothing outlives the object. May be called twice."""
         self._episode = None
 
     def _draw(self, task: Task) -> _EpisodePlan:
@@ -142,13 +142,13 @@ class TimedEnv:
 
 
 class TimedSuite:
-    """Tasks `timed/000` to `timed/031`, from the hardest to the easiest by `params["pass"]`."""
+    """A suite of tasks `timed/000` to `timed/031`, from the hardest to the easiest by `params["pass"]`."""
 
     name = "timed"
 
     def __init__(self) -> None:
         self.tasks: Mapping[str, Task] = {task.id: task for task in map(_task, range(TASKS))}
-        self._made = itertools.count()
+        self._numbers = itertools.count()
 
     def make_env(
         self,
@@ -175,15 +175,15 @@ class TimedSuite:
             )
         if not 0 <= fault_rate <= 1:
             raise TaskError(f"fault_rate must be 0 to 1, got {fault_rate:g}")
-        found = profile_named(profile)
+        profile_times = profile_named(profile)
         fresh = Random().getrandbits(64) if seed is None else seed
         return TimedEnv(
             self.tasks,
-            found,
+            profile_times,
             speedup=read_times(times).speedup,
             fault_rate=fault_rate,
             size=(width, height),
-            stream=f"{fresh}/{next(self._made)}",
+            stream=f"{fresh}/{next(self._numbers)}",
         )
 
 

@@ -1,4 +1,4 @@
-"""Who was busy when: one picture of a run's window, slots, rollout workers and trainer over time.
+"""Draws when slots, rollout workers and trainer were busy in a run's window.
 
     phases_of_slots   the database's steps and episodes -> phase of every slot at every moment
     draw              that, the workers' load and the trainer's work, one above the other
@@ -44,21 +44,21 @@ def phases_of_slots(
     episodes: Sequence[EpisodeTimes],
     steps: Sequence[StepTimes],
     began: float,
-    ended: float,
+    window_end: float,
     cells: int = CELLS,
 ) -> NDArray[np.uint8]:
-    """Phase numbers [slots, cells] of the window, slots in order of process and number."""
+    """Return phase numbers [slots, cells] of the window, slots in order of process and number."""
     slots = {key: row for row, key in enumerate(sorted({(e.worker, e.slot) for e in episodes}))}
     grid = np.zeros((len(slots), cells), dtype=np.uint8)
     place = {episode.id: slots[episode.worker, episode.slot] for episode in episodes}
 
     def paint(row: int, begin: float, end: float, phase: str) -> None:
-        first, last = ((at - began) / (ended - began) * cells for at in (begin, end))
+        first, last = ((at - began) / (window_end - began) * cells for at in (begin, end))
         grid[row, max(0, round(first)) : max(0, round(last))] = _NUMBER[phase]
 
     for episode in episodes:
-        is_over = episode.ended_at is not None and episode.ended_at < ended
-        end = episode.ended_at if episode.ended_at is not None and is_over else ended
+        is_over = episode.ended_at is not None and episode.ended_at < window_end
+        end = episode.ended_at if episode.ended_at is not None and is_over else window_end
         is_lost = is_over and episode.state == "dropped" and episode.outcome not in ("pass", "fail")
         paint(place[episode.id], episode.leased_at, end, "dropped" if is_lost else "waiting")
         paint(
@@ -87,11 +87,11 @@ def draw(
     """Write the picture of one run as a PNG; time in simulated minutes."""
     from matplotlib.figure import Figure
 
-    began, ended = recording.began, recording.ended
-    grid = phases_of_slots(episode_times(reader), step_times(reader), began, ended)
+    began, window_end = recording.began, recording.end
+    grid = phases_of_slots(episode_times(reader), step_times(reader), began, window_end)
     if takes_turns:
-        _suspend(grid, _turns(reader, ended), began, ended)
-    minutes = (ended - began) * speedup / 60
+        _suspend(grid, _turns(reader, window_end), began, window_end)
+    minutes = (window_end - began) * speedup / 60
 
     def at(moment: float) -> float:
         return (moment - began) * speedup / 60
@@ -104,7 +104,7 @@ def draw(
     slots.set_title(title, loc="left", fontsize=11)
     _draw_workers(workers, recording, reader, at)
     for batch in reader.batches():
-        end = ended if batch.trained_at is None else batch.trained_at
+        end = window_end if batch.trained_at is None else batch.trained_at
         trainer.barh(0, at(end) - at(batch.formed_at), 0.8, at(batch.formed_at), color=_TRAIN)
     trainer.set_yticks([0], ["train"], fontsize=7)
     trainer.set_xlabel("minutes (simulated)")
@@ -117,7 +117,7 @@ def draw(
 
 
 def _draw_slots(axes: Axes, grid: NDArray[np.uint8], minutes: float) -> None:
-    """Every slot a row, every phase a colour."""
+    """Draw a row for every slot, with a colour for every phase."""
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
@@ -132,12 +132,12 @@ def _draw_slots(axes: Axes, grid: NDArray[np.uint8], minutes: float) -> None:
     )
     axes.set_ylabel(f"{len(grid)} environments")
     axes.set_yticks([])
-    shown = [name for name in PHASES if (grid == _NUMBER[name]).any()]
+    phases = [name for name in PHASES if (grid == _NUMBER[name]).any()]
     axes.legend(
-        handles=[Patch(facecolor=PHASES[name][0], label=PHASES[name][1]) for name in shown],
+        handles=[Patch(facecolor=PHASES[name][0], label=PHASES[name][1]) for name in phases],
         loc="upper center",
         bbox_to_anchor=(0.5, -0.01),
-        ncols=len(shown),
+        ncols=len(phases),
         fontsize=8,
         frameon=False,
     )
@@ -146,7 +146,7 @@ def _draw_slots(axes: Axes, grid: NDArray[np.uint8], minutes: float) -> None:
 def _draw_workers(
     axes: Axes, recording: Recording, reader: Reader, at: Callable[[float], float]
 ) -> None:
-    """Every rollout worker a row: how busy it was, when it took weights, when it was killed."""
+    """Draw a row for every rollout worker: how busy it was, when it took weights, when it was killed."""
     names = sorted({beat.worker for beat in recording.beats if beat.role == "rollout"})
     for row, name in enumerate(names):
         for begin, end, share in _busy(recording, name):
@@ -162,32 +162,34 @@ def _draw_workers(
     axes.set_ylabel("busy, sync", fontsize=8)
 
 
-def _turns(reader: Reader, ended: float) -> list[tuple[float, float]]:
-    """When the rollouts of a synchronous run paused: from a batch until all workers have its weights."""
+def _turns(reader: Reader, end: float) -> list[tuple[float, float]]:
+    """Return when the rollouts of a synchronous run paused: from a batch until all workers have its weights."""
     syncs = reader.syncs()
     turns = []
     for batch in reader.batches():
         if batch.trained_at is None:
-            turns.append((batch.formed_at, ended))
+            turns.append((batch.formed_at, end))
             continue
-        taken = [sync.done_at for sync in syncs if sync.policy_version == batch.trained_version]
-        turns.append((batch.formed_at, max([batch.trained_at, *taken])))
+        swap_times = [
+            sync.done_at for sync in syncs if sync.policy_version == batch.trained_version
+        ]
+        turns.append((batch.formed_at, max([batch.trained_at, *swap_times])))
     return turns
 
 
 def _suspend(
-    grid: NDArray[np.uint8], turns: Sequence[tuple[float, float]], began: float, ended: float
+    grid: NDArray[np.uint8], turns: Sequence[tuple[float, float]], began: float, end: float
 ) -> None:
     """Mark slots that wait during the trainer's turn as suspended, not as waiting for the model."""
     cells = grid.shape[1]
     for turn in turns:
-        first, last = (max(0, round((at - began) / (ended - began) * cells)) for at in turn)
+        first, last = (max(0, round((at - began) / (end - began) * cells)) for at in turn)
         part = grid[:, first:last]
         part[part == _NUMBER["waiting"]] = _NUMBER["suspended"]
 
 
 def _busy(recording: Recording, worker: str) -> list[tuple[float, float, float]]:
-    """(begin, end, share of the time with a request running) between a worker's heartbeats."""
+    """Return (begin, end, share of the time with a request running) between a worker's heartbeats."""
     beats = [beat for beat in recording.beats if beat.worker == worker]
     spans = []
     for before, after in pairwise(beats):

@@ -16,7 +16,7 @@ from dart_cli.config.schema import Config
 
 
 class Times(BaseModel):
-    """All in seconds, before the speed-up."""
+    """The times of the model and the GPUs, in seconds, before the speed-up."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -55,7 +55,7 @@ class Times(BaseModel):
 
     @classmethod
     def of(cls, config: Config) -> Times:
-        """Those of a configuration, which the suite has checked."""
+        """Return the times of a configuration, which the suite has checked."""
         options = config.env.options
         return cls(**{name: options[name] for name in cls.model_fields if name in options})
 

@@ -1,4 +1,4 @@
-"""Packs of chains against a sample at a time: operations, CPU seconds, tokens, and equal gradients.
+"""How much work do packs of chains save against one sample at a time, with equal gradients?
 
     python benchmarks/speed/packing.py [--trajectories 1] [--steps 30] [--rounds 1] [--engines transformers vllm]
         [--out benchmarks/results/packing.json]
@@ -17,7 +17,7 @@ what `transformers` played, the gradient of the same loss over all samples is co
 with a frozen vision tower, for `evict` with a trained one, too. A loss whose coefficient of each log-probability is its
 advantage over all tokens has the gradient of an update on fresh samples (docs/objective.md).
 
-Operations are those that torch runs, by torch.utils.flop_counter, forward and backward, with the CPU's
+Operations are counted by torch.utils.flop_counter, forward and backward, with the CPU's
 attention kernel added, which the counter does not know. Beside them stands the closed formula: 2 per
 weight and token, 4 per width of a head and visible pair of tokens, times three for a trained part. It
 counts a causal pair once, the counter both halves of the square that a kernel is given.
@@ -104,7 +104,7 @@ Gradients = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedSamples:
     """The samples of one history, and what the engine's prefix cache had of their prompts."""
 
     batch: Batch
@@ -139,8 +139,8 @@ def config_of(folder: Path, history: str, *, slots: int, freeze: bool, completio
 # --- play -----------------------------------------------------------------------------------------
 
 
-async def play(config: Config, engine: Engine, trajectories: int, steps: int) -> Played:
-    """Members of groups of two, a task for each group; `trajectories` in all, of `steps` steps."""
+async def play(config: Config, engine: Engine, trajectories: int, steps: int) -> PlayedSamples:
+    """Play groups of two, a task for each group; `trajectories` in all, of `steps` steps."""
     tasks = trained_tasks(config)
     planned = [
         GroupMember(
@@ -155,39 +155,39 @@ async def play(config: Config, engine: Engine, trajectories: int, steps: int) ->
     try:
         player = Player(config, engine.policy, engine)  # type: ignore[attr-defined]
         player.take([LongDesk(config) for _ in range(config.rollout.max_batch)])
-        played = await player.play(planned)
+        episodes = await player.play(planned)
         counts = engine.gauges()
     finally:
         await engine.close()
     images: dict[str, bytes] = {}
     rows: list[BatchStep] = []
-    for each in played:
-        for record in each.records:
+    for episode in episodes:
+        for record in episode.records:
             images[record.image_hashes[-1]] = record.screenshot
-            rows.append(step_of(record, 1.0 - 2.0 * each.planned.member, each.planned.group))
+            rows.append(step_of(record, 1.0 - 2.0 * episode.planned.member, episode.planned.group))
     chains, samples = chained(rows)
     batch = Batch(
         batch_id=1,
-        group_ids=sorted({each.planned.group for each in played}),
+        group_ids=sorted({episode.planned.group for episode in episodes}),
         temperature=config.rollout.temperature,
         chains=chains,
         samples=samples,
         images=images,
     )
-    return Played(batch, int(counts["prompt_tokens"]), int(counts["prefilled_tokens"]))
+    return PlayedSamples(batch, int(counts["prompt_tokens"]), int(counts["prefilled_tokens"]))
 
 
-def served(played: Played) -> dict[str, Any]:
+def served(samples: PlayedSamples) -> dict[str, Any]:
     """Return what an engine was asked for and what of it it computed."""
     return {
-        "prompt_tokens": played.prompt_tokens,
-        "prefilled_tokens": played.prefilled_tokens,
-        "prefix_hit_rate": 1 - played.prefilled_tokens / played.prompt_tokens,
+        "prompt_tokens": samples.prompt_tokens,
+        "prefilled_tokens": samples.prefilled_tokens,
+        "prefix_hit_rate": 1 - samples.prefilled_tokens / samples.prompt_tokens,
     }
 
 
 def by_transformers(config: Config) -> Engine:
-    """Our engine."""
+    """Return our engine."""
     return TransformersEngine(load_policy(config.model.path), max_batch=config.rollout.max_batch)
 
 
@@ -203,7 +203,7 @@ def by_vllm(config: Config) -> Engine:
 
 
 def vllm_counters() -> dict[str, int]:
-    """Tokens that the last vLLM's prefix cache was asked for (queries) and had (hits)."""
+    """Return the tokens that the last vLLM's prefix cache was asked for (queries) and had (hits)."""
     from prometheus_client import REGISTRY
 
     return {
@@ -218,7 +218,7 @@ def vllm_counters() -> dict[str, int]:
 
 
 def alone(model: TrainModel, batch: Batch) -> int:
-    """Gradients of the loss, a sample at a time; returns the tokens computed."""
+    """Compute gradients of the loss one sample at a time; return the number of tokens computed."""
     policy, total = model.policy, sum(map(len, batch.samples))
     computed = 0
     for sample in batch.samples:
@@ -228,8 +228,8 @@ def alone(model: TrainModel, batch: Batch) -> int:
         count = len(sample)
         values = logits(policy.model, inputs, last=count + 1)[0, :-1]
         logprobs = masked_logprobs(values, policy.forbidden(values.device), batch.temperature)
-        chosen = torch.tensor(token_ids[-count:], device=values.device)
-        loss = logprobs.gather(1, chosen[:, None]).sum() * (-sample.advantage / total)
+        tokens = torch.tensor(token_ids[-count:], device=values.device)
+        loss = logprobs.gather(1, tokens[:, None]).sum() * (-sample.advantage / total)
         loss.backward()
         computed += len(token_ids)
     return computed
@@ -281,7 +281,7 @@ def counted(model: TrainModel, batch: Batch, run: Callable[[], int]) -> Cost:
 
 
 def timed(model: TrainModel, run: Callable[[], int]) -> float:
-    """CPU seconds of this process for `run`, whose gradients are dropped."""
+    """Return the CPU seconds of this process for `run`, whose gradients are dropped."""
     began = time.process_time()
     run()
     seconds = time.process_time() - began
@@ -290,7 +290,7 @@ def timed(model: TrainModel, run: Callable[[], int]) -> float:
 
 
 def difference(one: Gradients, other: Gradients) -> float:
-    """Return the largest over parameters of the difference's norm over that of `other`."""
+    """Return the largest over parameters, of the difference's norm divided by the norm of `other`."""
     if one.keys() != other.keys():
         raise ValueError("they are of different parameters")
     return max(
@@ -303,9 +303,9 @@ def difference(one: Gradients, other: Gradients) -> float:
 
 
 def formula(
-    shape: Shape, lengths: Sequence[tuple[int, int]], heads: int, seen: float, *, freeze: bool
+    shape: Shape, lengths: Sequence[tuple[int, int]], heads: int, share_seen: float, *, freeze: bool
 ) -> float:
-    """Operations of gradients on nodes (tokens, tokens before them) with `heads` tokens predicted.
+    """Return the operations of gradients on nodes (tokens, tokens before them) with `heads` tokens predicted.
 
     `seen` are those of the tower's forward passes.
     """
@@ -313,16 +313,18 @@ def formula(
     tokens = sum(own for own, _ in lengths)
     forward = 2.0 * shape.layers * shape.layer * tokens + 4.0 * shape.queries * shape.layers * pairs
     forward += 2.0 * shape.embedding * heads
-    return 3 * forward + (1 if freeze else 3) * seen
+    return 3 * forward + (1 if freeze else 3) * share_seen
 
 
-def formulas(played: Played, shape: Shape, config: Config, pack_tokens: int) -> tuple[float, float]:
-    """Of `alone` and of `packed`."""
+def formulas(
+    samples: PlayedSamples, shape: Shape, config: Config, pack_tokens: int
+) -> tuple[float, float]:
+    """Return the operations of `alone` and of `packed`."""
     policy = load_policy(config.model.path, weights=False)
-    batch, freeze = played.batch, config.model.freeze_vision
+    batch, freeze = samples.batch, config.model.freeze_vision
     one = vision_flops(shape, policy.images.token_count(next(iter(batch.images.values()))))
     heads = sum(map(len, batch.samples))
-    shown = sum(len(set(batch.image_hashes(sample))) for sample in batch.samples)
+    screens_alone = sum(len(set(batch.image_hashes(sample))) for sample in batch.samples)
     by_itself = [(sample.end, 0) for sample in batch.samples]
     [part] = packed_batches(batch, policy, pack_tokens=pack_tokens)
     nodes, screens = [], 0
@@ -333,7 +335,7 @@ def formulas(played: Played, shape: Shape, config: Config, pack_tokens: int) -> 
         screens += len(maker.image_names(number))
     screens = len(batch.images) if freeze else screens
     return (
-        formula(shape, by_itself, heads + len(batch.samples), shown * one, freeze=freeze),
+        formula(shape, by_itself, heads + len(batch.samples), screens_alone * one, freeze=freeze),
         formula(shape, nodes, heads, screens * one, freeze=freeze),
     )
 
@@ -341,9 +343,11 @@ def formulas(played: Played, shape: Shape, config: Config, pack_tokens: int) -> 
 # --- all of it ------------------------------------------------------------------------------------
 
 
-def compared(played: Played, config: Config, pack_tokens: int, rounds: int) -> dict[str, Any]:
-    """One history, one kind of tower."""
-    model, batch = TrainModel.load(config), played.batch
+def compared(
+    samples: PlayedSamples, config: Config, pack_tokens: int, rounds: int
+) -> dict[str, Any]:
+    """Return the figures of one history and one kind of tower."""
+    model, batch = TrainModel.load(config), samples.batch
     model.policy.images.cache_bytes = 1 << 30
     ways = {
         "alone": lambda: alone(model, batch),
@@ -353,7 +357,7 @@ def compared(played: Played, config: Config, pack_tokens: int, rounds: int) -> d
     seconds = [[timed(model, run) for run in ways.values()] for _ in range(rounds)]
     ratios = [one / other for one, other in seconds]
     tree = json.loads((Path(config.model.path) / "config.json").read_text(encoding="utf-8"))
-    by_formula = formulas(played, shape_of(tree), config, pack_tokens)
+    by_formula = formulas(samples, shape_of(tree), config, pack_tokens)
     return {
         "samples": len(batch.samples),
         "chains": len(batch.chains),
@@ -374,11 +378,11 @@ def compared(played: Played, config: Config, pack_tokens: int, rounds: int) -> d
 
 
 def rounded(value: Any) -> Any:
-    """Numbers to four digits."""
+    """Return the same figures with numbers of four digits."""
     if isinstance(value, dict):
-        return {name: rounded(each) for name, each in value.items()}
+        return {name: rounded(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [rounded(each) for each in value]
+        return [rounded(item) for item in value]
     if isinstance(value, float) and value:
         return round(value, 3 - math.floor(math.log10(abs(value))))
     return value
@@ -398,7 +402,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     limit_torch()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_shards(Path(scratch) / KIND, SMALL, SMALL.layers, "cpu", torch.float32)
         for history in HISTORIES:
@@ -413,31 +417,31 @@ def main() -> None:
                 for freeze in (False, True)
             )
             size = (options.trajectories, options.steps)
-            played = asyncio.run(play(freely, by_transformers(freely), *size))
-            found[history] = {"engines": {"transformers": served(played)}}
+            samples = asyncio.run(play(freely, by_transformers(freely), *size))
+            results[history] = {"engines": {"transformers": served(samples)}}
             if "vllm" in options.engines:
                 by_other = served(asyncio.run(play(freely, by_vllm(freely), *size)))
-                found[history]["engines"]["vllm"] = by_other | {
+                results[history]["engines"]["vllm"] = by_other | {
                     "block_size": BLOCK,
                     "its_counters": vllm_counters(),
                 }
             rest = (options.pack_tokens, options.rounds)
-            found[history]["frozen"] = compared(played, frozen, *rest)
+            results[history]["frozen"] = compared(samples, frozen, *rest)
             if history == "evict":
-                found[history]["trained"] = compared(played, freely, *rest)
-            print(json.dumps({history: rounded(found[history])}, indent=1), flush=True)
-    main_part = found["evict"]["frozen"]
+                results[history]["trained"] = compared(samples, freely, *rest)
+            print(json.dumps({history: rounded(results[history])}, indent=1), flush=True)
+    main_part = results["evict"]["frozen"]
     names = ("flops_ratio", "seconds_ratio", "seconds_ratio_range", "tokens_ratio")
     result = {name: main_part[name] for name in (*names, "max_rel_gradient_difference")}
     result |= {"trajectories": options.trajectories, "rounds": options.rounds}
     result["slide_alone_over_evict_packed"] = (
-        found["slide"]["frozen"]["alone"]["flops"] / main_part["packed"]["flops"]
+        results["slide"]["frozen"]["alone"]["flops"] / main_part["packed"]["flops"]
     )
-    for engine in found["evict"]["engines"]:
-        for history, each in found.items():
+    for engine in results["evict"]["engines"]:
+        for history, each in results.items():
             for name in ("prefix_hit_rate", "prefilled_tokens"):
                 result[f"{engine}_{history}_{name}"] = each["engines"][engine][name]
-    result = rounded(result | {"histories": found})
+    result = rounded(result | {"histories": results})
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))

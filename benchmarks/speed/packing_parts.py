@@ -46,13 +46,13 @@ class LongDesk:
     def __init__(self, config: Config) -> None:
         self._env: Any = make_env(config.env.suite, **config.env.options)
         self._tasks = trained_tasks(config)
-        self._seed = self._ended = 0
+        self._seed = self._episodes = 0
 
     def reset(self, *, seed: int, options: Mapping[str, Any]) -> tuple[Observation, dict[str, Any]]:
         """See GuiEnv."""
-        self._seed, self._ended = seed, 0
-        found: tuple[Observation, dict[str, Any]] = self._env.reset(seed=seed, options=options)
-        return found
+        self._seed, self._episodes = seed, 0
+        first: tuple[Observation, dict[str, Any]] = self._env.reset(seed=seed, options=options)
+        return first
 
     def step(self, _: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """See GuiEnv; the action is another."""
@@ -60,11 +60,11 @@ class LongDesk:
             self._env.oracle_action()
         )
         if terminated or truncated:
-            self._ended += 1
-            task = self._tasks[(self._seed + self._ended) % len(self._tasks)]
+            self._episodes += 1
+            task = self._tasks[(self._seed + self._episodes) % len(self._tasks)]
             observation, info = self._env.reset(seed=self._seed, options={"task": task})
         return observation, 0.0, False, False, info
 
     def evaluate(self) -> Verdict:
-        """No task of all is the one."""
+        """Return a failure: no task has this as its goal."""
         return Verdict("fail", "no task is the one")

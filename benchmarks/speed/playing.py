@@ -50,7 +50,7 @@ class GroupMember:
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedEpisode:
     """One episode that is over."""
 
     planned: GroupMember
@@ -59,7 +59,7 @@ class Played:
 
 
 class Rounds:
-    """Answers episodes in rounds: once all that play wait, their screens are one batch."""
+    """A responder that answers episodes in rounds: once all that play wait, their screens are one batch."""
 
     def __init__(self, policy: LoadedPolicy, engine: Engine, config: Config) -> None:
         self._policy = policy
@@ -70,11 +70,11 @@ class Rounds:
         self._round: asyncio.Task[None] | None = None
 
     def join(self) -> None:
-        """One more episode at a time is played."""
+        """Count one more episode that plays at the same time."""
         self._playing += 1
 
     def leave(self) -> None:
-        """One fewer."""
+        """Count one episode fewer."""
         self._playing -= 1
         self._begin_if_full()
 
@@ -108,9 +108,9 @@ class Rounds:
             for _, answer in waiting:
                 answer.set_exception(error)
             return
-        for (_, answer), prompt, drawn in zip(waiting, prompts, generations, strict=True):
-            text = self._policy.decode(drawn.sampled.token_ids)
-            answer.set_result(completion(prompt.token_ids, drawn, text))
+        for (_, answer), prompt, generation in zip(waiting, prompts, generations, strict=True):
+            text = self._policy.decode(generation.sampled.token_ids)
+            answer.set_result(completion(prompt.token_ids, generation, text))
 
 
 class _Direct:
@@ -142,7 +142,7 @@ class _Direct:
 
 
 class Player:
-    """Plays episodes, a full engine batch of them at once."""
+    """A player of episodes, a full engine batch of them at once."""
 
     def __init__(self, config: Config, policy: LoadedPolicy, engine: Engine) -> None:
         self._config = config
@@ -159,10 +159,10 @@ class Player:
         """Play in these from now on, as many as there were."""
         self._envs = [_Direct(env) for env in envs]
 
-    async def play(self, planned: Sequence[GroupMember]) -> list[Played]:
+    async def play(self, planned: Sequence[GroupMember]) -> list[PlayedEpisode]:
         """Play all; results in the order of `planned`."""
         waiting = deque(enumerate(planned))
-        played: dict[int, Played] = {}
+        episodes: dict[int, PlayedEpisode] = {}
 
         async def play_some(env: _Direct) -> None:
             try:
@@ -173,7 +173,7 @@ class Player:
                     end = await play_episode(
                         env, lease, each.task, self._rounds, sink, self._action_spec
                     )
-                    played[index] = Played(each, end, sink.records)
+                    episodes[index] = PlayedEpisode(each, end, sink.records)
             finally:
                 self._rounds.leave()
 
@@ -181,7 +181,7 @@ class Player:
             for env in self._envs[: len(planned)]:
                 self._rounds.join()
                 group.create_task(play_some(env))
-        return [played[index] for index in range(len(planned))]
+        return [episodes[index] for index in range(len(planned))]
 
     def _lease(self, planned: GroupMember) -> Lease:
         rollout = self._config.rollout
@@ -225,6 +225,6 @@ def step_of(
 
 
 def limit_torch() -> None:
-    """One thread, and the same sums in the same order each time."""
+    """Set one thread and deterministic sums, in the same order each time."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)

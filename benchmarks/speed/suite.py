@@ -1,4 +1,4 @@
-"""What the test suite costs, and whether a test fails beside busy programs.
+"""What does the test suite cost, and does a test fail beside busy programs?
 
     python benchmarks/speed/suite.py [--before CHECKOUT] [--runs 10] [--busy 2] [--slowest 40] [--bare]
 
@@ -63,7 +63,7 @@ def measure(
     before, began = _children_cpu_s(beside), time.monotonic()
     environment = os.environ.get("DART_VENV", str(ROOT / ".venv"))
     python = f"{environment}/bin/python"
-    ended = subprocess.run(
+    process = subprocess.run(
         [*([".ci/hidden"] if bare else []), python, "-m", "pytest", *PARALLEL, *files],
         cwd=checkout,
         stdin=subprocess.DEVNULL,
@@ -79,19 +79,19 @@ def measure(
             "PYTHONPATH": str(checkout.resolve()),  # the environment may have another checkout
         },
     )
-    if not (last := _LAST.search(ended.stdout)):
-        sys.exit(f"no test ran in {checkout}:\n{ended.stdout[-2000:]}")
+    if not (last := _LAST.search(process.stdout)):
+        sys.exit(f"no test ran in {checkout}:\n{process.stdout[-2000:]}")
     with tempfile.NamedTemporaryFile("w", prefix="suite-", suffix=".log", delete=False) as output:
-        output.write(ended.stdout)
+        output.write(process.stdout)
     seconds: defaultdict[str, float] = defaultdict(float)
-    for taken, file in _DURATION.findall(ended.stdout):
-        seconds[file] += float(taken)
+    for duration, file in _DURATION.findall(process.stdout):
+        seconds[file] += float(duration)
     return SuiteRun(
-        status=ended.returncode,
+        status=process.returncode,
         cpu_minutes=round((_children_cpu_s(beside) - before) / 60, 1),
         minutes=round((time.monotonic() - began) / 60, 1),
         counts=last[1],
-        failed=_FAILED.findall(ended.stdout),
+        failed=_FAILED.findall(process.stdout),
         seconds_by_file=seconds,
         output=Path(output.name),
     )
@@ -107,7 +107,7 @@ def _children_cpu_s(beside: Collection[int]) -> float:
     """Return the processor time of the processes that were below this one; wait for orphans, not for those `beside`."""
     until = time.monotonic() + ORPHANS_S
     while time.monotonic() < until:
-        orphans = [each.pid for each in psutil.Process().children() if each.pid not in beside]
+        orphans = [child.pid for child in psutil.Process().children() if child.pid not in beside]
         if not orphans:
             break
         for pid in orphans:
@@ -141,47 +141,47 @@ def main() -> int:
     parser.add_argument("--slowest", type=int, default=40, help="files of tests")
     parser.add_argument("--bare", action="store_true", help="as on a machine with Python alone")
     parser.add_argument("--out", type=Path, default=RESULT)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     adopt_orphans()
 
     result: dict[str, object] = {}
-    whole = _told("after", measure(ROOT, bare=asked.bare))
+    whole = _report("after", measure(ROOT, bare=options.bare))
     result |= {
         "cpu_minutes_after": whole.cpu_minutes,
         "minutes_after": whole.minutes,
         "tests_after": whole.counts,
-        "bare": asked.bare,
+        "bare": options.bare,
     }
-    if asked.before:
-        before = _told("before", measure(asked.before, bare=asked.bare))
+    if options.before:
+        before = _report("before", measure(options.before, bare=options.bare))
         result |= {
             "cpu_minutes_before": before.cpu_minutes,
             "minutes_before": before.minutes,
             "tests_before": before.counts,
         }
-    taken = whole.seconds_by_file
-    files = sorted(taken, key=lambda file: -taken[file])[: asked.slowest]
+    seconds_by_file = whole.seconds_by_file
+    files = sorted(seconds_by_file, key=lambda file: -seconds_by_file[file])[: options.slowest]
     beside: list[SuiteRun] = []
-    with busy_processes(asked.busy) as busy:
-        for number in range(asked.runs):
-            run = measure(ROOT, files, bare=asked.bare, beside=busy)
-            beside.append(_told(f"beside {asked.busy} busy processes, {number + 1}", run))
+    with busy_processes(options.busy) as busy:
+        for number in range(options.runs):
+            run = measure(ROOT, files, bare=options.bare, beside=busy)
+            beside.append(_report(f"beside {options.busy} busy processes, {number + 1}", run))
             result |= {
-                "busy": asked.busy,
+                "busy": options.busy,
                 "files": len(files),
                 "runs": len(beside),
-                "failures": sum(len(each.failed) for each in beside),
-                "failed": sorted({test for each in beside for test in each.failed}),
-                "minutes_beside": [each.minutes for each in beside],
-                "cpu_minutes_beside": [each.cpu_minutes for each in beside],
+                "failures": sum(len(run.failed) for run in beside),
+                "failed": sorted({test for run in beside for test in run.failed}),
+                "minutes_beside": [run.minutes for run in beside],
+                "cpu_minutes_beside": [run.cpu_minutes for run in beside],
             }
-            asked.out.write_text(json.dumps(result, indent=1) + "\n")
-    asked.out.write_text(json.dumps(result, indent=1) + "\n")
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
-    return int(whole.status != 0 or any(each.status for each in beside))
+    return int(whole.status != 0 or any(run.status for run in beside))
 
 
-def _told(name: str, run: SuiteRun) -> SuiteRun:
+def _report(name: str, run: SuiteRun) -> SuiteRun:
     print(
         f"{name}: {run.cpu_minutes} CPU minutes, {run.minutes} minutes, {run.counts}; {run.output}",
         *run.failed,

@@ -32,25 +32,29 @@ ITEMS = "screenspot_web.json"
 
 def convert(layout: str, home: Path, *, skip_malformed: bool = False) -> str:
     """Write the rows of a folder or file; what was written, in words. Raises UserError."""
-    found = READERS[layout](home)
-    if found.malformed and not skip_malformed:
+    foreign = READERS[layout](home)
+    if foreign.malformed and not skip_malformed:
         raise UserError(
-            f"{len(found.malformed)} rows are malformed, the first is {found.malformed[0]}; mend the files, or leave "
+            f"{len(foreign.malformed)} rows are malformed, the first is {foreign.malformed[0]}; mend the files, or leave "
             "such rows out with --skip-malformed"
         )
-    if not found.rows:
+    if not foreign.rows:
         raise UserError(f"{home} has no rows of {layout}; is it the whole set?")
     folder = home.parent if home.is_file() else home
     if layout == "gui-actor":
-        out, text = folder / ITEMS, json.dumps(found.rows, indent=1) + "\n"
+        out, text = folder / ITEMS, json.dumps(foreign.rows, indent=1) + "\n"
     else:
-        out, text = folder / EPISODES, "".join(json.dumps(row) + "\n" for row in found.rows)
+        out, text = folder / EPISODES, "".join(json.dumps(row) + "\n" for row in foreign.rows)
     draft = out.with_suffix(".draft")
     draft.write_text(text, encoding="utf-8")
     draft.replace(out)
-    told = f"{out}: {len(found.rows)} rows"
-    told += f", {found.left_out} of failures or other kinds left out" if found.left_out else ""
-    return told + (f", {len(found.malformed)} malformed ones left out" if found.malformed else "")
+    message = f"{out}: {len(foreign.rows)} rows"
+    message += (
+        f", {foreign.left_out} of failures or other kinds left out" if foreign.left_out else ""
+    )
+    return message + (
+        f", {len(foreign.malformed)} malformed ones left out" if foreign.malformed else ""
+    )
 
 
 def main() -> int:

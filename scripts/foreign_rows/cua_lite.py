@@ -49,7 +49,7 @@ from envs.contract.actions import (
     Wait,
 )
 from scripts.foreign_rows.parts import (
-    Found,
+    ForeignRows,
     Grid,
     number_of,
     picture_of,
@@ -76,24 +76,24 @@ def files_of(home: Path) -> list[Path]:
     return [path for path in listed if {"images", "messages"} <= _keys_of(path)]
 
 
-def read(home: Path) -> Found:
+def read(home: Path) -> ForeignRows:
     """Return the episodes of a folder or file."""
-    found = Found()
+    foreign = ForeignRows()
     root = home.parent if home.is_file() else home
     for path in files_of(home):
         for place, row in _rows(path):
             try:
                 if isinstance(row, ValueError):
                     raise row
-                made = _row(root, row)
+                episode = _row(root, row)
             except ValueError as error:
-                found.malformed.append(f"{place}: {error}")
+                foreign.malformed.append(f"{place}: {error}")
                 continue
-            if made is None:
-                found.left_out += 1
+            if episode is None:
+                foreign.left_out += 1
             else:
-                found.rows.append(made)
-    return found
+                foreign.rows.append(episode)
+    return foreign
 
 
 def _keys_of(path: Path) -> set[str]:
@@ -153,7 +153,7 @@ class _Episode:
         self._images = images
         self._others = others
         self._instruction = ""
-        self._shown: Any = None  # the name of the image that the next action answers
+        self._image: Any = None  # the name of the image that the next action answers
         self._pointer: Point | None = None
         self._steps: list[dict[str, Any]] = []
 
@@ -178,19 +178,21 @@ class _Episode:
             self._instruction = self._instruction or _joined(parts, "text")
             indices = [p.get("index") for p in parts if _is(p, "image")]
             if indices:
-                self._shown = _named(self._images, indices[-1])
+                self._image = _image_at(self._images, indices[-1])
         elif role == "assistant":
             self._answer(message, parts)
         elif role != "system":
             raise ValueError(f"role {role!r:.20} is none of system, user, assistant, tool")
 
     def _answer(self, message: Mapping[str, Any], parts: list[Any] | str) -> None:
-        if self._shown is None:
+        if self._image is None:
             raise ValueError("answers to no image")
-        screenshot, size = picture_of(self._root, IMAGES, self._shown)
+        screenshot, size = picture_of(self._root, IMAGES, self._image)
         thought = _joined(parts, "inline_reasoning") or _joined(parts, "action_description")
         try:
-            action = _said(message, Screen(Grid(MOST, size), self._pointer), self._others)
+            action = _action_of_message(
+                message, Screen(Grid(MOST, size), self._pointer), self._others
+            )
         except ValidationError as error:
             first = error.errors()[0]
             at = ".".join(str(part) for part in first["loc"])
@@ -221,13 +223,13 @@ def _joined(parts: list[Any] | str, kind: str) -> str:
         text = parts if kind == "text" else ""
     else:
         texts = [p.get("text") or "" for p in parts if _is(p, kind)]
-        if not all(isinstance(each, str) for each in texts):
+        if not all(isinstance(text, str) for text in texts):
             raise ValueError(f"a part of type {kind} has a text that is none")
-        text = "\n".join(each for each in texts if each)
+        text = "\n".join(text for text in texts if text)
     return text if text.strip() else ""
 
 
-def _named(images: list[Any], index: Any) -> Any:
+def _image_at(images: list[Any], index: Any) -> Any:
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(images):
         raise ValueError(f"there is no image {index!r:.20}")
     return images[index]
@@ -235,37 +237,39 @@ def _named(images: list[Any], index: Any) -> Any:
 
 @dataclass(frozen=True)
 class Screen:
-    """What an action's places refer to."""
+    """The screen to which an action's places refer."""
 
     grid: Grid
     pointer: Point | None  # pixel where earlier actions left it; None: none has moved it
 
-    def at(self, given: Mapping[str, Any], key: str = "coordinate") -> Point:
+    def at(self, arguments: Mapping[str, Any], key: str = "coordinate") -> Point:
         """Return the pixel of a place that must be there."""
-        value = given.get(key)
+        value = arguments.get(key)
         if not isinstance(value, list) or len(value) != 2:
-            raise ValueError(f"{given.get('action')} has no {key} [x, y]")
+            raise ValueError(f"{arguments.get('action')} has no {key} [x, y]")
         return self.grid.pixel(*value)
 
-    def at_or_pointer(self, given: Mapping[str, Any], key: str = "coordinate") -> Point:
+    def at_or_pointer(self, arguments: Mapping[str, Any], key: str = "coordinate") -> Point:
         """Return the pixel of a place, or of the pointer where the action has none."""
-        if given.get(key) is not None:
-            return self.at(given, key)
+        if arguments.get(key) is not None:
+            return self.at(arguments, key)
         if self.pointer is None:
             raise ValueError(
-                f"{given.get('action')} has no {key}, and no earlier action moved the pointer"
+                f"{arguments.get('action')} has no {key}, and no earlier action moved the pointer"
             )
         return self.pointer
 
 
-def _said(message: Mapping[str, Any], screen: Screen, others: Mapping[str, Any]) -> Action:
+def _action_of_message(
+    message: Mapping[str, Any], screen: Screen, others: Mapping[str, Any]
+) -> Action:
     """Return the action of a message of the assistant's."""
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
         raise ValueError("tool_calls must be a list")  # noqa: TRY004 - a row's mistake
     if not calls:
         return Done() if others.get("terminate_status", "success") == "success" else Fail()
-    actions = [each for call in calls for each in _actions_of(call)]
+    actions = [action for call in calls for action in _actions_of(call)]
     if len(actions) == 2 and actions[0].get("action") == "mouse_move":
         place = screen.at(actions[0])
         if actions[1].get("action") in _AT_POINTER and not {"coordinate"} & _places(actions[1]):
@@ -273,7 +277,7 @@ def _said(message: Mapping[str, Any], screen: Screen, others: Mapping[str, Any])
         if actions[1].get("action") == "drag" and "start_coordinate" not in _places(actions[1]):
             return _drag(replace(screen, pointer=place), actions[1])
     if len(actions) != 1:
-        names = [each.get("action") for each in actions]
+        names = [action.get("action") for action in actions]
         raise ValueError(f"does {len(actions)} things ({names!r:.60}); an action of ours is one")
     name = actions[0].get("action")
     make = _ACTIONS.get(name) if isinstance(name, str) else None
@@ -283,7 +287,7 @@ def _said(message: Mapping[str, Any], screen: Screen, others: Mapping[str, Any])
 
 
 def _actions_of(call: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the actions of a tool call; a tool of its own is one, by its name."""
+    """Yield the actions of a tool call; a separate tool is one action, by its name."""
     function = call.get("function") if isinstance(call, dict) else None
     arguments = _unpacked(function.get("arguments")) if isinstance(function, dict) else None
     if not isinstance(arguments, dict):
@@ -295,55 +299,55 @@ def _actions_of(call: Any) -> Iterator[Mapping[str, Any]]:
     if name != "computer":
         raise ValueError(f"the tool {name!r:.30} is none of computer, {', '.join(_TOOLS)}")
     listed = arguments.get("actions")
-    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+    if not isinstance(listed, list) or not all(isinstance(action, dict) for action in listed):
         raise ValueError("a tool call has no list of actions")
-    for each in listed:
-        if isinstance(each.get("action"), str) and each["action"] in _TOOLS:
-            raise ValueError(f"the action {each['action']!r:.30} is a tool of its own")
-        yield each
+    for action in listed:
+        if isinstance(action.get("action"), str) and action["action"] in _TOOLS:
+            raise ValueError(f"the action {action['action']!r:.30} is a tool of its own")
+        yield action
 
 
-def _places(given: Mapping[str, Any]) -> set[str]:
-    return {key for key in ("coordinate", "start_coordinate") if given.get(key) is not None}
+def _places(arguments: Mapping[str, Any]) -> set[str]:
+    return {key for key in ("coordinate", "start_coordinate") if arguments.get(key) is not None}
 
 
-def _button(given: Mapping[str, Any]) -> Any:
+def _button(arguments: Mapping[str, Any]) -> Any:
     """Return the button of an action, which the action itself checks; left where it names none."""
-    return "left" if given.get("button") is None else given["button"]
+    return "left" if arguments.get("button") is None else arguments["button"]
 
 
-def _click(screen: Screen, given: Mapping[str, Any]) -> Action:
-    x, y = screen.at_or_pointer(given)
-    clicks = number_of(given, "clicks", 1, least=1, most=3)
+def _click(screen: Screen, arguments: Mapping[str, Any]) -> Action:
+    x, y = screen.at_or_pointer(arguments)
+    clicks = number_of(arguments, "clicks", 1, least=1, most=3)
     if clicks == 1:
-        return Click(x=x, y=y, button=_button(given))
-    if clicks in (2, 3) and _button(given) == "left":
+        return Click(x=x, y=y, button=_button(arguments))
+    if clicks in (2, 3) and _button(arguments) == "left":
         return DoubleClick(x=x, y=y) if clicks == 2 else TripleClick(x=x, y=y)
-    raise ValueError(f"{clicks:g} clicks of {_button(given)!r:.20} are none of our actions")
+    raise ValueError(f"{clicks:g} clicks of {_button(arguments)!r:.20} are none of our actions")
 
 
-def _drag(screen: Screen, given: Mapping[str, Any]) -> Action:
-    path = [screen.at_or_pointer(given, "start_coordinate"), screen.at(given)]
-    return Drag(path=path, button=_button(given))
+def _drag(screen: Screen, arguments: Mapping[str, Any]) -> Action:
+    path = [screen.at_or_pointer(arguments, "start_coordinate"), screen.at(arguments)]
+    return Drag(path=path, button=_button(arguments))
 
 
-def _scroll(screen: Screen, given: Mapping[str, Any]) -> Action:
+def _scroll(screen: Screen, arguments: Mapping[str, Any]) -> Action:
     wide, high = screen.grid.size
     placed = screen if screen.pointer else replace(screen, pointer=(wide // 2, high // 2))
-    x, y = placed.at_or_pointer(given)
-    direction = given.get("direction")
+    x, y = placed.at_or_pointer(arguments)
+    direction = arguments.get("direction")
     if not isinstance(direction, str) or direction not in DIRECTIONS:
         raise ValueError(f"direction {direction!r:.20} is none of {', '.join(DIRECTIONS)}")
-    notches = number_of(given, "amount", 1, least=1, most=MOST_NOTCHES)
+    notches = number_of(arguments, "amount", 1, least=1, most=MOST_NOTCHES)
     if notches != int(notches):
         raise ValueError(f"amount must be a whole number of notches, got {notches:g}")
     right, down = DIRECTIONS[direction]
     return Scroll(x=x, y=y, dx=right * int(notches), dy=down * int(notches))
 
 
-def _keys(given: Mapping[str, Any]) -> list[str]:
+def _keys(arguments: Mapping[str, Any]) -> list[str]:
     """Return the keys of an action by our names."""
-    keys = given.get("keys")
+    keys = arguments.get("keys")
     if not isinstance(keys, list) or not keys or not all(isinstance(key, str) for key in keys):
         raise ValueError(f"{keys!r:.40} are no keys")
     for key in keys:
@@ -355,26 +359,26 @@ def _keys(given: Mapping[str, Any]) -> list[str]:
     return read_keys(keys)
 
 
-def _one_key(given: Mapping[str, Any]) -> str:
-    return one_of_keys(_keys(given))
+def _one_key(arguments: Mapping[str, Any]) -> str:
+    return one_of_keys(_keys(arguments))
 
 
-def _terminate(_screen: Screen, given: Mapping[str, Any]) -> Action:
-    status = given.get("status")
+def _terminate(_screen: Screen, arguments: Mapping[str, Any]) -> Action:
+    status = arguments.get("status")
     if status not in ("success", "failure"):
         raise ValueError(f"status {status!r:.20} is none of success, failure")
     return Done() if status == "success" else Fail()
 
 
-def _move(screen: Screen, given: Mapping[str, Any]) -> Action:
-    x, y = screen.at(given)
+def _move(screen: Screen, arguments: Mapping[str, Any]) -> Action:
+    x, y = screen.at(arguments)
     return Move(x=x, y=y)
 
 
 def _mouse(kind: type[MouseDown | MouseUp]) -> _Make:
-    def make(screen: Screen, given: Mapping[str, Any]) -> Action:
+    def make(screen: Screen, arguments: Mapping[str, Any]) -> Action:
         x, y = screen.pointer or (None, None)
-        return kind(x=x, y=y, button=_button(given))
+        return kind(x=x, y=y, button=_button(arguments))
 
     return make
 
@@ -390,10 +394,10 @@ _AT_POINTER: Mapping[Any, _Make] = {
 """What acts where the pointer is, and so after a move in one message."""
 
 _TOOLS: Mapping[str, _Make] = {
-    "response": lambda _, given: Answer(text=text_of(given, "text")),
+    "response": lambda _, arguments: Answer(text=text_of(arguments, "text")),
     "terminate": _terminate,
     "report_infeasible": lambda *_: Fail(),
-    "goto": lambda _, given: Goto(url=words_of(given, "url")),
+    "goto": lambda _, arguments: Goto(url=words_of(arguments, "url")),
 }
 """The tools beside `computer` that are an action of ours."""
 
@@ -401,12 +405,12 @@ _ACTIONS: Mapping[str, _Make] = {
     **_AT_POINTER,
     "mouse_move": _move,
     "drag": _drag,
-    "key": lambda _, given: KeyPress(keys=_keys(given)),
-    "key_down": lambda _, given: KeyDown(key=_one_key(given)),
-    "key_up": lambda _, given: KeyUp(key=_one_key(given)),
-    "type": lambda _, given: Type(text=text_of(given, "text")),
-    "wait": lambda _, given: Wait(
-        seconds=number_of(given, "duration", 1, least=0, most=MOST_WAIT_S)
+    "key": lambda _, arguments: KeyPress(keys=_keys(arguments)),
+    "key_down": lambda _, arguments: KeyDown(key=_one_key(arguments)),
+    "key_up": lambda _, arguments: KeyUp(key=_one_key(arguments)),
+    "type": lambda _, arguments: Type(text=text_of(arguments, "text")),
+    "wait": lambda _, arguments: Wait(
+        seconds=number_of(arguments, "duration", 1, least=0, most=MOST_WAIT_S)
     ),
     **_TOOLS,
 }

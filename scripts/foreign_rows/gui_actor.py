@@ -15,7 +15,7 @@ from typing import Any
 
 from bus.errors import UserError
 from envs.tools.textfiles import read_text, why
-from scripts.foreign_rows.parts import Found, Grid, picture_of, text_of
+from scripts.foreign_rows.parts import ForeignRows, Grid, picture_of, text_of
 
 IMAGES = ("images", ".")
 IMAGE_WORD = "<image>"
@@ -27,20 +27,20 @@ def files_of(home: Path) -> list[Path]:
     return [path for path in listed if path.suffix == ".json" and _has_conversations(path)]
 
 
-def read(home: Path) -> Found:
+def read(home: Path) -> ForeignRows:
     """Return the answers with a box, as rows of ScreenSpot's layout."""
-    found = Found()
+    foreign = ForeignRows()
     root = home.parent if home.is_file() else home
     for path in files_of(home):
         for index, row in enumerate(_rows(path)):
             try:
                 rows, others = _items(root, row)
             except ValueError as error:
-                found.malformed.append(f"{path.name}[{index}]: {error}")
+                foreign.malformed.append(f"{path.name}[{index}]: {error}")
                 continue
-            found.rows += rows
-            found.left_out += others
-    return found
+            foreign.rows += rows
+            foreign.left_out += others
+    return foreign
 
 
 def _has_conversations(path: Path) -> bool:
@@ -69,22 +69,22 @@ def _items(root: Path, row: Any) -> tuple[list[dict[str, Any]], int]:
     if not isinstance(turns, list):
         raise ValueError("conversations must be a list")  # noqa: TRY004
     items: list[dict[str, Any]] = []
-    asked, without = "", 0
+    instruction, without = "", 0
     for number, turn in enumerate(turns):
         try:
             who = text_of(turn, "from")
             if who == "human":
                 text = text_of(turn, "value")
-                asked = text.replace(f"{IMAGE_WORD}\n", "").replace(IMAGE_WORD, "")
+                instruction = text.replace(f"{IMAGE_WORD}\n", "").replace(IMAGE_WORD, "")
             elif who == "gpt" and turn.get("bbox_gt") is None:
                 without += 1
             elif who == "gpt":
-                if not asked.strip():
+                if not instruction.strip():
                     raise ValueError("answers to no question")
                 items.append(
                     {
                         "img_filename": path,
-                        "instruction": asked,
+                        "instruction": instruction,
                         "bbox": _box(turn["bbox_gt"], size),
                         "data_type": "unknown",
                         "data_source": "gui-actor",
@@ -103,7 +103,7 @@ def _box(value: Any, size: tuple[int, int]) -> list[float]:
     grid = Grid(1.0, size)
     for x, y in (value[:2], value[2:]):
         grid.pixel(x, y)  # within the picture
-    left, top, right, bottom = (float(each) for each in value)
+    left, top, right, bottom = (float(item) for item in value)
     if not (left < right and top < bottom):
         raise ValueError(f"bbox_gt {value!r:.40} is not left, top, right, bottom")
     wide, high = size

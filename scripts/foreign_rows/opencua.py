@@ -20,7 +20,7 @@ from dart_cli.language.coordinates import make_coordinate_map, pointer_after
 from dart_cli.language.parsers.pyautogui_calls import IGNORED, SIGNATURES, read_calls
 from dart_cli.language.parsers.reading import calls_of
 from envs.contract.actions import Action, Click, DoubleClick, TripleClick
-from scripts.foreign_rows.parts import Found, picture_of, row_lines, step_of, words_of
+from scripts.foreign_rows.parts import ForeignRows, picture_of, row_lines, step_of, words_of
 
 FILES = "agentnet*.jsonl"
 IMAGES = ("images", "ubuntu_images", "win_mac_images", ".")
@@ -33,9 +33,9 @@ def files_of(home: Path) -> list[Path]:
     return sorted(home.glob(FILES))
 
 
-def read(home: Path) -> Found:
+def read(home: Path) -> ForeignRows:
     """Return the episodes of a folder or file."""
-    found = Found()
+    foreign = ForeignRows()
     root = home.parent if home.is_file() else home
     for path in files_of(home):
         for place, row in row_lines(path):
@@ -43,12 +43,12 @@ def read(home: Path) -> Found:
                 if isinstance(row, ValueError):
                     raise row
                 if isinstance(row, dict) and row.get("task_completed") is False:
-                    found.left_out += 1
+                    foreign.left_out += 1
                     continue
-                found.rows.append(_row(root, row))
+                foreign.rows.append(_row(root, row))
             except ValueError as error:
-                found.malformed.append(f"{place}: {error}")
-    return found
+                foreign.malformed.append(f"{place}: {error}")
+    return foreign
 
 
 def _row(root: Path, row: Any) -> dict[str, Any]:

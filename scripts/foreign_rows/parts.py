@@ -25,8 +25,8 @@ from envs.tools.textfiles import lines_of, why
 
 
 @dataclass
-class Found:
-    """What some files have."""
+class ForeignRows:
+    """The rows of some files, and those that cannot be read."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     malformed: list[str] = field(default_factory=list)  # FILE[INDEX]: what is wrong
@@ -35,13 +35,13 @@ class Found:
 
 def step_of(image: str, action: Action, thought: str = "", learned: bool = True) -> dict[str, Any]:
     """Return a step; the picture is named from the set's folder on."""
-    told = {"image": image, "action": action_to_dict(action), "thought": thought}
-    return told if learned else {**told, "learned": False}
+    step = {"image": image, "action": action_to_dict(action), "thought": thought}
+    return step if learned else {**step, "learned": False}
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Numbers from 0 to `most` across each side."""
+    """A grid of numbers from 0 to `most` across each side of a picture."""
 
     most: float
     size: tuple[int, int]  # pixels

@@ -70,7 +70,7 @@ class Example:
 
 
 class Shows:
-    """Plays slide shows to their last page and asks about it."""
+    """A player of slide shows to their last page, which makes questions about it."""
 
     def __init__(self, policy: LoadedPolicy) -> None:
         self._policy = policy
@@ -84,10 +84,10 @@ class Shows:
         observation, _ = self._env.reset(seed=seed, options={"task": f"recall/{lag}"})
         scene: Any = self._env._scene  # noqa: SLF001 - where the button was is no part of a screen
         assert isinstance(scene, RecallScene)
-        shots, said = [observation.screenshot], []
+        shots, clicks = [observation.screenshot], []
         for _ in range(scene.last):
             anywhere = rng.randrange(1000), rng.randrange(1000)
-            said.append(self._click(*anywhere))
+            clicks.append(self._click(*anywhere))
             x, y = self._coordinates.to_screen(*anywhere)
             observation = self._env.step(Click(x=x, y=y))[0]
             shots.append(observation.screenshot)
@@ -97,7 +97,7 @@ class Shows:
         left, top, right, bottom = (side / SIDE for side in scene.places[place])
         answer = self._click(_inside(rng, left, right), _inside(rng, top, bottom))
         turns = [
-            Turn(text="", screenshot=shots[page], token_ids=said[page])
+            Turn(text="", screenshot=shots[page], token_ids=clicks[page])
             for page in range(first, scene.last)
         ]
         prompt = self._renderer.render(scene.instruction, turns, shots[scene.last])
@@ -142,12 +142,14 @@ class Pass:
 def run(policy: LoadedPolicy, examples: Sequence[Example]) -> Pass:
     """Return the language model's forward pass; the vision tower gets no gradient."""
     model: Any = policy.model
-    inputs = policy.inputs_of([each.token_ids for each in examples], [e.images for e in examples])
+    inputs = policy.inputs_of(
+        [example.token_ids for example in examples], [e.images for e in examples]
+    )
     with torch.no_grad():
         features = image_features(model, inputs.images)
-    seen: dict[str, Any] = {}
+    inputs_of_attention: dict[str, Any] = {}
     hook = model.model.language_model.layers[-1].self_attn.register_forward_pre_hook(
-        lambda _module, _args, named: seen.update(named), with_kwargs=True
+        lambda _module, _args, keywords: inputs_of_attention.update(keywords), with_kwargs=True
     )
     hidden = model.model(
         input_ids=inputs.input_ids,
@@ -158,20 +160,28 @@ def run(policy: LoadedPolicy, examples: Sequence[Example]) -> Pass:
     ).last_hidden_state
     hook.remove()
     longest = inputs.input_ids.shape[1]
-    offsets = [longest - len(each.token_ids) for each in examples]
-    return Pass(inputs, hidden, seen["hidden_states"], seen["position_embeddings"], offsets)
+    offsets = [longest - len(example.token_ids) for example in examples]
+    return Pass(
+        inputs,
+        hidden,
+        inputs_of_attention["hidden_states"],
+        inputs_of_attention["position_embeddings"],
+        offsets,
+    )
 
 
 def loss(policy: LoadedPolicy, examples: Sequence[Example]) -> torch.Tensor:
-    """Cross entropy of the taught tokens, and of where two heads look when a number is written."""
-    done = run(policy, examples)
+    """Return the cross entropy of the taught tokens, and of where two heads look when a number is written."""
+    forward = run(policy, examples)
     model: Any = policy.model
-    rows = [row for row, each in enumerate(examples) for _ in each.form]
-    places = [done.offsets[row] + at - 1 for row, each in enumerate(examples) for at in each.form]
-    wanted = torch.tensor([each.token_ids[at] for each in examples for at in each.form])
-    words = F.cross_entropy(done.hidden[rows, places] @ model.lm_head.weight.T, wanted)
+    rows = [row for row, example in enumerate(examples) for _ in example.form]
+    places = [
+        forward.offsets[row] + at - 1 for row, example in enumerate(examples) for at in example.form
+    ]
+    targets = torch.tensor([example.token_ids[at] for example in examples for at in example.form])
+    words = F.cross_entropy(forward.hidden[rows, places] @ model.lm_head.weight.T, targets)
     attention = model.model.language_model.layers[-1].self_attn
-    cos, sin = done.turns
+    cos, sin = forward.turns
     size = cos.shape[-1]
 
     def turned(states: torch.Tensor) -> torch.Tensor:
@@ -179,36 +189,36 @@ def loss(policy: LoadedPolicy, examples: Sequence[Example]) -> torch.Tensor:
         whole = states * cos[..., None, :] + torch.cat([-two, one], dim=-1) * sin[..., None, :]
         return whole[:, :, :POINTING_HEADS]
 
-    keys = turned(attention.k_norm(attention.k_proj(done.entering).unflatten(-1, (-1, size))))
-    queries = turned(attention.q_norm(attention.q_proj(done.entering).unflatten(-1, (-1, size))))
-    is_image = done.inputs.input_ids == policy.image_token_id
+    keys = turned(attention.k_norm(attention.k_proj(forward.entering).unflatten(-1, (-1, size))))
+    queries = turned(attention.q_norm(attention.q_proj(forward.entering).unflatten(-1, (-1, size))))
+    is_image = forward.inputs.input_ids == policy.image_token_id
     pointing = []
-    for row, each in enumerate(examples):
-        asking = [done.offsets[row] + at - 1 for at in each.numbers]
+    for row, example in enumerate(examples):
+        asking = [forward.offsets[row] + at - 1 for at in example.numbers]
         looking = is_image[row].nonzero()[:, 0]
         scores = torch.einsum("chd,thd->cht", queries[row, asking], keys[row, looking])
         goal = torch.zeros(len(looking))
-        start = each.shown_in * CELLS**2
-        goal[start : start + CELLS**2] = torch.tensor(cover(each.box, CELLS, CELLS))
+        start = example.shown_in * CELLS**2
+        goal[start : start + CELLS**2] = torch.tensor(cover(example.box, CELLS, CELLS))
         pointing.append(-(goal * F.log_softmax(scores * size**-0.5, dim=-1)).sum(dim=-1).mean())
     return words + torch.stack(pointing).mean()
 
 
 @torch.no_grad()
 def hit_rate(policy: LoadedPolicy, examples: Sequence[Example]) -> float:
-    """Probability of clicking where the button was, over the examples that still show it."""
+    """Return the probability of clicking where the button was, over the examples that still show it."""
     model: Any = policy.model
     zero = int(policy.tokenizer.convert_tokens_to_ids("0"))
-    recalled = [each for each in examples if each.recalled]
+    recalled = [example for example in examples if example.recalled]
     total = 0.0
     for start in range(0, len(recalled), BATCH):
         part = recalled[start : start + BATCH]
-        done = run(policy, part)
+        forward = run(policy, part)
         for row, each in enumerate(part):
             left, top, right, bottom = each.box
             chance = 1.0
             for at, low, high in zip(each.numbers, (left, top), (right, bottom), strict=True):
-                hidden = done.hidden[row, done.offsets[row] + at - 1]
+                hidden = forward.hidden[row, forward.offsets[row] + at - 1]
                 numbers = (hidden @ model.lm_head.weight.T).softmax(dim=-1)[zero : zero + 1000]
                 chance *= float(numbers[math.ceil(low * 1000) : int(high * 1000)].sum())
             total += chance
@@ -227,7 +237,7 @@ def main() -> None:
     policy = load_policy("builtin:tiny")
     model: Any = policy.model
     model.model.visual.requires_grad_(False)
-    trained = [each for each in model.parameters() if each.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=RATE, betas=(0.9, 0.99), weight_decay=0.01)
     rng = Random(f"recall/{arguments.seed}")
     shows = Shows(policy)
@@ -252,8 +262,8 @@ def main() -> None:
     hits = {}
     for lag in lags:
         seeds = range(HELDOUT, HELDOUT + TEST_SHOWS)
-        asked = [shows.example(rng, lag, seed, MOST_SCREENS) for seed in seeds]
-        hits[lag] = round(hit_rate(policy, asked), 4)
+        examples_of_lag = [shows.example(rng, lag, seed, MOST_SCREENS) for seed in seeds]
+        hits[lag] = round(hit_rate(policy, examples_of_lag), 4)
     build = {
         "script": "scripts/shipped_models/build_recall.py",
         "seed": arguments.seed,

@@ -4,9 +4,6 @@
     .venv/bin/python -m scripts.shipped_models.reading.corpus --out runs/corpus --rendered 3000 --scale 1.5
     .venv/bin/python -m scripts.shipped_models.reading.corpus --out runs/corpus --rendered 400 --pages 5 --held-out
     .venv/bin/python scripts/shipped_models/build_small.py --corpus runs/corpus --out runs/small-base
-    ... --only fonts                                       # this stage again
-    ... --demonstrations 1       # the second base, which has also seen the oracles' whole episodes;
-                                 # its corpus wants --demonstrations 100, and 4 with --held-out
 
 Five stages, each of which begins with the weights of the one before:
 
@@ -18,10 +15,10 @@ Five stages, each of which begins with the weights of the one before:
               stages' rate all kinds together learn nothing more
     all       questions about drawn screens, Chromium's, pages of MiniWoB++ and the embedded suites
 
-The screens that Chromium draws are made before, by `python -m scripts.shipped_models.reading.corpus` (see there).
-No question is part of a sequence: of a page that takes several steps the base learns what is in sight,
-not what leads where. A build that was killed goes on where it was; `log.jsonl` in its folder has the
-curve. Every figure is on words, fonts, sizes or seeds that were never trained on.
+The screens that Chromium draws are made first (`reading/corpus.py`). No question is part of a sequence: of a
+page that takes several steps the base learns what is in sight, not what leads where. A build that was killed
+goes on where it was; `log.jsonl` in its folder has the curve. Every figure is on words, fonts, sizes or seeds
+that were never trained on.
 
 One core, one thread; seconds are CPU time of training. On two: torchrun --nproc-per-node 2 SCRIPT ...
 """
@@ -53,7 +50,7 @@ from scripts.shipped_models.reading.embedded_screens import Suite, desk_scene, m
 from scripts.shipped_models.reading.faces import Faces
 from scripts.shipped_models.reading.glances import spelling_scene, typing_scene
 from scripts.shipped_models.reading.questions import questions
-from scripts.shipped_models.reading.scene import Asked, Scene
+from scripts.shipped_models.reading.scene import Query, Scene
 from scripts.shipped_models.reading.sheets import ReadSheet, read_sheet, with_steps
 from scripts.shipped_models.reading.store import load
 from scripts.shipped_models.reading.training import Source, Stage, Trainer, rank
@@ -75,97 +72,98 @@ SIZES = tiny.TinySizes(
 """Image tokens of 14 px, the size of letters, of patches of 7 px: with patches of 14 px and no merging,
 letters came to a recall of 0.16 where these had 0.33, after 120 CPU seconds each."""
 
-ASKED = 12
+MOST_QUERIES = 12
 """Most questions about one screen."""
 
 ONCE = ("count", "right", "double", "key", "scroll", "is")
 """Kinds of which a screen has one question at most: every screen has plenty."""
 
-NAMED = ("click", "part", "link", "tab", "row", "radio", "tick", "field")
+NAMING_KINDS = ("click", "part", "link", "tab", "row", "radio", "tick", "field")
 """Kinds that name a thing by what is written on it or beside it."""
 
 STEPS = 0.15
 """Share of the questions with steps before them."""
 
 SQUARE, PAGE = (126, 126), (160, 210)
-HEADS_S = 120.0
-"""CPU seconds in which the dense heads alone are trained, where weights are given."""
-
 FIRST_TEST = 1_000_000_000
 """Seeds of drawn screens from here on are for tests."""
 
 
-def asked_of(scene: Scene, rng: Random) -> list[Asked]:
-    """Questions about one screen."""
-    asked: list[Asked] = []
-    for each in questions(scene, rng, 2 * ASKED):
-        if each.kind not in ONCE or all(each.kind != other.kind for other in asked):
-            asked.append(each)
-    return with_steps(asked[:ASKED], rng, STEPS)
+def queries_of(scene: Scene, rng: Random) -> list[Query]:
+    """Return questions about one screen."""
+    queries: list[Query] = []
+    for question in questions(scene, rng, 2 * MOST_QUERIES):
+        if question.kind not in ONCE or all(question.kind != other.kind for other in queries):
+            queries.append(question)
+    return with_steps(queries[:MOST_QUERIES], rng, STEPS)
 
 
-def drawn(
+def drawn_sheet(
     preparer: ImagePreparer, size: tuple[int, int], faces: Faces, kind: str, rng: Random
 ) -> ReadSheet:
     """Return a drawn screen of the training split."""
     dense = kind == "dense"
     seed = rng.randrange(FIRST_TEST)
     scene = drawn_scene(seed, size=size, faces=faces, held_out_words=False, dense=dense)
-    asked = [] if dense else asked_of(scene, rng)
+    queries = [] if dense else queries_of(scene, rng)
     if kind == "words":
-        asked = [each for each in asked if each.kind in NAMED]
-    return read_sheet(preparer, scene, asked)
+        queries = [query for query in queries if query.kind in NAMING_KINDS]
+    return read_sheet(preparer, scene, queries)
 
 
 def drawn_tests(preparer: ImagePreparer, size: tuple[int, int], faces: Faces) -> list[ReadSheet]:
-    """Drawn screens with words that were never trained on."""
+    """Return drawn screens with words that were never trained on."""
     sheets = []
     for seed in range(FIRST_TEST, FIRST_TEST + 64):
         scene = drawn_scene(seed, size=size, faces=faces, held_out_words=True)
-        sheets.append(read_sheet(preparer, scene, asked_of(scene, Random(seed))))
+        sheets.append(read_sheet(preparer, scene, queries_of(scene, Random(seed))))
     return sheets
 
 
-def shown(preparer: ImagePreparer, scenes: Sequence[Scene], most: int, rng: Random) -> ReadSheet:
-    """One of the scenes on disk: its own questions, and at most so many about what is in sight."""
-    return told(preparer, rng.choice(scenes), most, rng)
+def stored_sheet(
+    preparer: ImagePreparer, scenes: Sequence[Scene], most: int, rng: Random
+) -> ReadSheet:
+    """Return one of the scenes on disk: its own questions, and up to `most` about what is in sight."""
+    return sheet_of(preparer, rng.choice(scenes), most, rng)
 
 
-def named(preparer: ImagePreparer, scenes: Sequence[Scene], most: int, rng: Random) -> ReadSheet:
-    """One of the scenes on disk, and only questions that name a thing by its text."""
+def naming_sheet(
+    preparer: ImagePreparer, scenes: Sequence[Scene], most: int, rng: Random
+) -> ReadSheet:
+    """Return one of the scenes on disk with questions that name a thing by its text, and no others."""
     scene = rng.choice(scenes)
-    asked = [each for each in asked_of(scene, rng) if each.kind in NAMED]
-    return read_sheet(preparer, scene, asked[:most])
+    queries = [query for query in queries_of(scene, rng) if query.kind in NAMING_KINDS]
+    return read_sheet(preparer, scene, queries[:most])
 
 
-def told(preparer: ImagePreparer, scene: Scene, most: int, rng: Random) -> ReadSheet:
+def sheet_of(preparer: ImagePreparer, scene: Scene, most: int, rng: Random) -> ReadSheet:
     """Return a scene with its own questions, and at most so many about what is in sight."""
-    return read_sheet(preparer, scene, [*scene.asked, *asked_of(scene, rng)[:most]])
+    return read_sheet(preparer, scene, [*scene.queries, *queries_of(scene, rng)[:most]])
 
 
-def _mini(seed: int, rng: Random) -> tuple[Scene, list[Asked]]:
+def _mini(seed: int, rng: Random) -> tuple[Scene, list[Query]]:
     scene = mini_scene(seed)
-    return scene, with_steps(scene.asked, rng, STEPS)
+    return scene, with_steps(scene.queries, rng, STEPS)
 
 
-def _typing(seed: int, rng: Random) -> tuple[Scene, list[Asked]]:
+def _typing(seed: int, rng: Random) -> tuple[Scene, list[Query]]:
     scene = typing_scene(seed, held_out=seed >= HELDOUT)
-    return scene, with_steps(scene.asked, rng, STEPS)
+    return scene, with_steps(scene.queries, rng, STEPS)
 
 
-def _spelling(seed: int, rng: Random) -> tuple[Scene, list[Asked]]:
+def _spelling(seed: int, rng: Random) -> tuple[Scene, list[Query]]:
     scene = spelling_scene(seed, "many", held_out=seed >= HELDOUT)
-    return scene, with_steps(scene.asked, rng, STEPS)
+    return scene, with_steps(scene.queries, rng, STEPS)
 
 
-def _desk(suite: Suite, seed: int, rng: Random) -> tuple[Scene, list[Asked]]:
+def _desk(suite: Suite, seed: int, rng: Random) -> tuple[Scene, list[Query]]:
     scene = desk_scene(suite, seed)
-    return scene, [*scene.asked[:2], *asked_of(scene, rng)]
+    return scene, [*scene.queries[:2], *queries_of(scene, rng)]
 
 
 def _embedded(
     preparer: ImagePreparer,
-    make: Callable[[int, Random], tuple[Scene, list[Asked]]],
+    make: Callable[[int, Random], tuple[Scene, list[Query]]],
     rng: Random,
 ) -> ReadSheet:
     """Return a screen of an embedded suite, of the training split."""
@@ -173,19 +171,17 @@ def _embedded(
 
 
 CORPUS = {
-    "rendered 1": ("rendered", "train-1-*", ASKED),
-    "rendered 1.5": ("rendered", "train-1.5-*", ASKED),
+    "rendered 1": ("rendered", "train-1-*", MOST_QUERIES),
+    "rendered 1.5": ("rendered", "train-1.5-*", MOST_QUERIES),
     "pages 1": ("pages", "*-1-*", 6),
-    "demonstrations 1": ("demonstrations", "*-1-*", 2),
 }
 """Source -> folder of the corpus, names of shards, most questions about what is in sight."""
 
 CORPUS_TESTS = {
-    "Chromium, unseen words": ("rendered-test", "words-1-*", ASKED),
-    "Chromium, unseen font": ("rendered-test", "font-1-*", ASKED),
-    "Chromium, unseen size": ("rendered-test", "size-1-*", ASKED),
+    "Chromium, unseen words": ("rendered-test", "words-1-*", MOST_QUERIES),
+    "Chromium, unseen font": ("rendered-test", "font-1-*", MOST_QUERIES),
+    "Chromium, unseen size": ("rendered-test", "size-1-*", MOST_QUERIES),
     "pages, unseen seeds": ("pages-test", "*-1-*", 4),
-    "demonstrations, unseen seeds": ("demonstrations-test", "*-1-*", 0),
 }
 """The same of tests."""
 
@@ -193,7 +189,7 @@ CORPUS_TESTS = {
 def sources_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Source]:
     """Return what stages draw from."""
     faces: tuple[Faces, ...] = ("one", "many")
-    found = {
+    stored = {
         name: (load(corpus / folder, names), most) for name, (folder, names, most) in CORPUS.items()
     }
     embedded = {
@@ -206,39 +202,39 @@ def sources_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Source]:
     return (
         {name: partial(_embedded, preparer, make) for name, make in embedded.items()}
         | {
-            name: partial(shown, preparer, scenes, most)
-            for name, (scenes, most) in found.items()
+            name: partial(stored_sheet, preparer, scenes, most)
+            for name, (scenes, most) in stored.items()
             if len(scenes)
         }
         | {
-            f"named {name}": partial(named, preparer, scenes, most)
-            for name, (scenes, most) in found.items()
+            f"named {name}": partial(naming_sheet, preparer, scenes, most)
+            for name, (scenes, most) in stored.items()
             if len(scenes)
         }
         | {
-            f"{kind} {each} {size[0]}": partial(drawn, preparer, size, each, kind)
+            f"{kind} {face} {size[0]}": partial(drawn_sheet, preparer, size, face, kind)
             for kind in ("dense", "words", "drawn")
-            for each in faces
+            for face in faces
             for size in (SQUARE, PAGE)
         }
     )
 
 
 def tests_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Sequence[ReadSheet]]:
-    """Held-out screens by name."""
-    found = {}
+    """Return held-out screens by name."""
+    tests = {}
     for name, (folder, names, most) in CORPUS_TESTS.items():
         if len(scenes := load(corpus / folder, names)):
             every = max(1, len(scenes) // 128)
             rng = Random(name)
-            found[name] = [told(preparer, scene, most, rng) for scene in list(scenes)[::every]]
-    made = {"mini": _mini, "desk": partial(_desk, "desk"), "typing": _typing}
-    for name, make in {**made, "spelling": _spelling}.items():
+            tests[name] = [sheet_of(preparer, scene, most, rng) for scene in list(scenes)[::every]]
+    makers = {"mini": _mini, "desk": partial(_desk, "desk"), "typing": _typing}
+    for name, make in {**makers, "spelling": _spelling}.items():
         rng = Random(name)
-        found[name] = [
+        tests[name] = [
             read_sheet(preparer, *make(seed, rng)) for seed in range(HELDOUT, HELDOUT + 64)
         ]
-    return found | {
+    return tests | {
         "unseen words": drawn_tests(preparer, SQUARE, "one"),
         "unseen words, many fonts": drawn_tests(preparer, SQUARE, "many"),
         "unseen font": drawn_tests(preparer, SQUARE, "held_out_font"),
@@ -247,22 +243,22 @@ def tests_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Sequence[Rea
     }
 
 
-def stages_of(hours: float, demonstrations: float) -> list[Stage]:
-    """Return the stages of a build of this many CPU hours, and hours of demonstrations where there are some."""
+def stages_of(hours: float) -> list[Stage]:
+    """Return the stages of a build of this many CPU hours."""
     second = hours * 3600 / 100
-    stages = [
+    return [
         Stage(
             "letters",
             4 * second,
             {"dense one 126": 1.0},
             answers=False,
-            told=["unseen words"],
+            log_tests=["unseen words"],
         ),
         Stage(
             "words",
             12 * second,
             {"words one 126": 0.7, "dense many 126": 0.3},
-            told=["unseen words", "unseen words, many fonts"],
+            log_tests=["unseen words", "unseen words, many fonts"],
         ),
         Stage(
             "fonts",
@@ -276,7 +272,7 @@ def stages_of(hours: float, demonstrations: float) -> list[Stage]:
             },
             answer_every=3,
             rate=0.7,
-            told=["unseen words, many fonts", "Chromium, unseen words"],
+            log_tests=["unseen words, many fonts", "Chromium, unseen words"],
         ),
         Stage(
             "reading",
@@ -289,7 +285,7 @@ def stages_of(hours: float, demonstrations: float) -> list[Stage]:
                 "spelling": 0.1,
             },
             rate=0.15,
-            told=["unseen words, many fonts", "typing", "spelling", "Chromium, unseen words"],
+            log_tests=["unseen words, many fonts", "typing", "spelling", "Chromium, unseen words"],
         ),
         Stage(
             "all",
@@ -308,34 +304,15 @@ def stages_of(hours: float, demonstrations: float) -> list[Stage]:
             },
             rate=0.3,
             falls=True,
-            told=["unseen words, many fonts", "mini", "typing", "spelling", *CORPUS_TESTS],
+            log_tests=["unseen words, many fonts", "mini", "typing", "spelling", *CORPUS_TESTS],
         ),
     ]
-    if demonstrations:
-        last = Stage(
-            "demonstrations",
-            demonstrations * 3600,
-            {
-                "demonstrations 1": 0.45,
-                "rendered 1": 0.2,
-                "pages 1": 0.05,
-                "drawn many 126": 0.12,
-                "mini": 0.04,
-                "typing": 0.06,
-                "spelling": 0.08,
-            },
-            rate=0.2,
-            falls=True,
-            told=["demonstrations, unseen seeds", "Chromium, unseen words", "typing", "spelling"],
-        )
-        stages.append(last)
-    return stages
 
 
 def finish(trainer: Trainer, policy: LoadedPolicy, build: dict[str, Any], out: Path) -> None:
     """Write the model in bfloat16, and its figures by test and kind of what was written."""
     policy.model.to(torch.bfloat16).to(torch.float32)
-    told = {name: trainer.told(name) for name in trainer.tests}
+    scores = {name: trainer.score(name) for name in trainer.tests}
     policy.model.to(torch.bfloat16)
     trainer.save(out, build)
     policy.model.to(torch.float32)
@@ -345,11 +322,11 @@ def finish(trainer: Trainer, policy: LoadedPolicy, build: dict[str, Any], out: P
         "parameters": sum(p.numel() for p in policy.model.parameters()),
         "bytes": weights.stat().st_size,
         "cpu_seconds": round(trainer.total),
-        "hit_unseen_words": told[words]["hit"],
-        "hit_unseen_font": told["unseen font"]["hit"],
-        "hit_unseen_size": told["unseen size"]["hit"],
-        "letters_recall": told[words]["letters_recall"],
-        "tests": told,
+        "hit_unseen_words": scores[words]["hit"],
+        "hit_unseen_font": scores["unseen font"]["hit"],
+        "hit_unseen_size": scores["unseen size"]["hit"],
+        "letters_recall": scores[words]["letters_recall"],
+        "tests": scores,
         **build,
     }
     (out.parent / f"{out.name}.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -361,16 +338,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hours", type=float, default=2.0, help="CPU hours of training")
-    parser.add_argument("--only", metavar="STAGE", help="train this stage alone")
-    parser.add_argument("--after", metavar="STAGE", help="with --only: from the end of this one")
-    parser.add_argument("--weights", help="begin with the weights of this folder instead")
-    parser.add_argument(
-        "--demonstrations",
-        type=float,
-        default=0.0,
-        metavar="HOURS",
-        help="hours of a last stage that learns the oracles' episodes: the second base",
-    )
     parser.add_argument("--corpus", type=Path, required=True, help="folder of Chromium's screens")
     parser.add_argument("--out", type=Path, required=True, help="folder of the build")
     arguments = parser.parse_args()
@@ -379,10 +346,10 @@ def main() -> None:
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     start = arguments.out / "start"
-    if not arguments.weights and not (start / "config.json").is_file():
+    if not (start / "config.json").is_file():
         tokenizer = tiny.build_tokenizer(SMALL_WORDS, tiny.spelling(SMALL_WORDS))
         tiny.save(start, *tiny.build_tiny(arguments.seed, SIZES, tokenizer), {})
-    policy = load_policy(arguments.weights or start)
+    policy = load_policy(start)
     print(sum(p.numel() for p in policy.model.parameters()), "parameters", flush=True)
     trainer = Trainer(
         policy,
@@ -391,16 +358,7 @@ def main() -> None:
         tests_of(policy.images, arguments.corpus),
         seed=arguments.seed,
     )
-    stages = stages_of(arguments.hours, arguments.demonstrations)
-    names = [stage.name for stage in stages]
-    begun = (arguments.out / f"state-{arguments.only or names[0]}.pt").is_file()
-    if arguments.only:
-        at = names.index(arguments.only)
-        stages = stages[at : at + 1]
-        if at and not begun and not arguments.weights:
-            trainer.load(arguments.after or names[at - 1])
-    if arguments.weights and not begun:
-        trainer.warm_heads(stages[0].draws, HEADS_S)
+    stages = stages_of(arguments.hours)
     for stage in stages:
         for line in trainer.run(stage):
             print(line, flush=True)

@@ -1,8 +1,6 @@
 """Build the base checkpoint of the tiny policy from scratch: single-step grounding, nothing else.
 
     .venv/bin/python scripts/shipped_models/build_tiny.py --seed 0 --seconds 300 --out /tmp/base-0
-    .venv/bin/python scripts/shipped_models/build_tiny.py --hidden 512 --layers 8 --heads 8 --mlp 512 \
-        --rate 1e-3 --batch 8 --seconds 1200 --out /tmp/base-wide
 
 Each screen is one sequence: the image, then its questions, each of which sees the image and
 itself alone (a block mask, and positions that start anew), so that a question is trained exactly
@@ -53,6 +51,12 @@ HELDOUT = 5_000_000
 
 TEST_SCREENS = 512
 
+BATCH = 24
+"""Screens of an update."""
+
+RATE = 2e-3
+"""Peak learning rate."""
+
 SPREAD = 0.35
 """Standard deviation of a target click, in half sides of the widget; cut off at 0.85."""
 
@@ -97,7 +101,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class PackedSheets:
-    """Sheets as one batch; `tokens` and `clicks` say which positions predict what."""
+    """A batch of sheets; `tokens` and `clicks` are the positions that predict what is learned."""
 
     input_ids: torch.Tensor  # [B, L]
     segments: torch.Tensor  # [B, L]: 0 for the image, then the question's number; -1 on padding
@@ -113,7 +117,7 @@ class PackedSheets:
 
 
 class Packer:
-    """Sheets to batches, with one tokenizer."""
+    """A maker of batches from sheets, with one tokenizer."""
 
     def __init__(self, tokenizer: Any, image_token: int, merge: int) -> None:
         self._image_token = image_token
@@ -124,7 +128,7 @@ class Packer:
         self._zero = self._encode("0")[0]
 
     def pack(self, sheets: Sequence[Sheet], rng: Random) -> PackedSheets:
-        """One batch; click coordinates that later tokens are conditioned on come from `rng`."""
+        """Return one batch; click coordinates that later tokens are conditioned on come from `rng`."""
         rows = [self._row(sheet, rng) for sheet in sheets]
         length = max(len(row.ids) for row in rows)
         batch = len(rows)
@@ -182,18 +186,20 @@ class Packer:
         )
         _, rows, columns = (side // self._merge for side in (self._merge, *sheet.image.grid[1:]))
         for number, question in enumerate(sheet.questions, start=1):
-            asked = self._encode(question.text + "<|im_end|><|im_start|>assistant\n")
+            prompt = self._encode(question.text + "<|im_end|><|im_start|>assistant\n")
             answer, spans = self._answer(question, rng)
             boxes = iter([box for box in question.boxes for _ in "xy"])
-            first = len(row.ids) + len(asked) - 1  # this position predicts the answer's first token
+            first = (
+                len(row.ids) + len(prompt) - 1
+            )  # this position predicts the answer's first token
             for offset, (token, span) in enumerate(zip(answer, spans, strict=True)):
                 if span is None:
                     row.tokens.append((first + offset, token))
                 else:
                     row.clicks.append((first + offset, *span))
                     row.cells.append(cover(next(boxes), rows, columns))
-            size = len(asked) + len(answer) - 1
-            row.ids += [*asked, *answer[:-1]]
+            size = len(prompt) + len(answer) - 1
+            row.ids += [*prompt, *answer[:-1]]
             row.segments += [number] * size
             row.positions.append((torch.arange(size) + following).expand(3, -1))
         row.positions = torch.cat(row.positions, dim=1)
@@ -202,7 +208,7 @@ class Packer:
     def _answer(
         self, question: Question, rng: Random
     ) -> tuple[list[int], list[tuple[float, float] | None]]:
-        """Tokens of the answer, and for each the span of a coordinate or None."""
+        """Return the tokens of the answer, and for each the span of a coordinate or None."""
         tokens: list[int] = []
         spans: list[tuple[float, float] | None] = []
         for part, box in zip(question.answer.split("{}"), (*question.boxes, None), strict=True):
@@ -220,16 +226,18 @@ class Packer:
         return [*tokens, *self._encode(tiny.END)], [*spans, None]
 
     def loss(self, model: Any, packed: PackedSheets) -> torch.Tensor:
-        """Return the loss of the answers and, to it, that of naming.
+        """Return the sum of the loss of the answers and the loss of naming.
 
         What the vision tower says of each image token shall point to the word for what is shown there:
         it gives what pre-training gives to real models, and without it the first transition takes many
         times longer.
         """
         features = image_features(model, packed.images)
-        shown = F.normalize(torch.cat(features.embeds), dim=-1)
+        features_of_tokens = F.normalize(torch.cat(features.embeds), dim=-1)
         vocabulary = F.normalize(model.lm_head.weight, dim=-1)
-        names = F.cross_entropy(NAMING_SCALE * shown @ vocabulary.T, packed.names, reduction="none")
+        names = F.cross_entropy(
+            NAMING_SCALE * features_of_tokens @ vocabulary.T, packed.names, reduction="none"
+        )
         blank = packed.names == self._encode(f" {BLANK}")[0]
         naming = torch.where(blank, 0.1 * names, names).mean()
         return self.answers_loss(model, packed, features) + NAMING * naming
@@ -237,14 +245,14 @@ class Packer:
     def answers_loss(
         self, model: Any, packed: PackedSheets, features: ImageFeatures
     ) -> torch.Tensor:
-        """Mean over answer tokens: cross entropy, for coordinates KL to the target's inside.
+        """Return the mean over answer tokens: cross entropy, for coordinates KL to the target's inside.
 
         To it comes the loss of pointing; see `pointing_loss`.
         """
         attention = model.model.language_model.layers[-1].self_attn
-        seen: dict[str, Any] = {}
+        inputs_of_attention: dict[str, Any] = {}
         hook = attention.register_forward_pre_hook(
-            lambda _module, _args, named: seen.update(named), with_kwargs=True
+            lambda _module, _args, keywords: inputs_of_attention.update(keywords), with_kwargs=True
         )
         hidden = model.model(
             input_ids=packed.input_ids,
@@ -254,7 +262,9 @@ class Packer:
             use_cache=False,
         ).last_hidden_state.flatten(0, 1)
         hook.remove()
-        pointing = pointing_loss(attention, seen, packed) if len(packed.clicks) else 0.0
+        pointing = (
+            pointing_loss(attention, inputs_of_attention, packed) if len(packed.clicks) else 0.0
+        )
         weight = model.lm_head.weight
         plain = F.cross_entropy(
             hidden[packed.tokens[:, 0]] @ weight.T, packed.tokens[:, 1], reduction="sum"
@@ -267,14 +277,16 @@ class Packer:
         return answers + POINTING * pointing
 
 
-def pointing_loss(attention: Any, seen: dict[str, Any], packed: PackedSheets) -> torch.Tensor:
-    """Cross entropy between where two heads of the last layer look and where the widget is.
+def pointing_loss(
+    attention: Any, inputs_of_attention: dict[str, Any], packed: PackedSheets
+) -> torch.Tensor:
+    """Return the cross entropy between where two heads of the last layer look and where the widget is.
 
     A position that says a coordinate must first find the widget; told so directly it learns
     to match word and image in a hundred updates (after GUI-Actor, arXiv 2506.03143).
     """
-    hidden = seen["hidden_states"]  # [B, L, hidden]
-    cos, sin = seen["position_embeddings"]  # [B, L, head]
+    hidden = inputs_of_attention["hidden_states"]  # [B, L, hidden]
+    cos, sin = inputs_of_attention["position_embeddings"]  # [B, L, head]
     length, size = hidden.shape[1], cos.shape[-1]
     tokens = packed.cells.shape[1]
     image = slice(packed.image_start, packed.image_start + tokens)
@@ -285,11 +297,11 @@ def pointing_loss(attention: Any, seen: dict[str, Any], packed: PackedSheets) ->
         return states * cos[..., None, :] + rotated * sin[..., None, :]
 
     at = packed.clicks
-    asked = attention.q_norm(attention.q_proj(hidden.flatten(0, 1)[at]).unflatten(-1, (-1, size)))
-    asked = turned(asked, cos.flatten(0, 1)[at], sin.flatten(0, 1)[at])[:, :POINTING_HEADS]
-    shown = attention.k_norm(attention.k_proj(hidden[:, image]).unflatten(-1, (-1, size)))
-    shown = turned(shown, cos[:, image], sin[:, image])[:, :, :POINTING_HEADS]
-    scores = torch.einsum("chd,cthd->cht", asked, shown[at // length]) * size**-0.5
+    queries = attention.q_norm(attention.q_proj(hidden.flatten(0, 1)[at]).unflatten(-1, (-1, size)))
+    queries = turned(queries, cos.flatten(0, 1)[at], sin.flatten(0, 1)[at])[:, :POINTING_HEADS]
+    keys = attention.k_norm(attention.k_proj(hidden[:, image]).unflatten(-1, (-1, size)))
+    keys = turned(keys, cos[:, image], sin[:, image])[:, :, :POINTING_HEADS]
+    scores = torch.einsum("chd,cthd->cht", queries, keys[at // length]) * size**-0.5
     return -(packed.cells[:, None, :] * F.log_softmax(scores, dim=-1)).sum(dim=-1).mean()
 
 
@@ -299,7 +311,7 @@ def thousandth(share: float) -> int:
 
 
 def cover(box: Box, rows: int, columns: int) -> list[float]:
-    """Which share of `box` lies in each cell of the grid, row by row; sums to 1."""
+    """Return the share of `box` that lies in each cell of the grid, row by row; the shares sum to 1."""
     left, top, right, bottom = box
     wide = [
         max(0.0, min(right, (i + 1) / columns) - max(left, i / columns)) for i in range(columns)
@@ -310,7 +322,7 @@ def cover(box: Box, rows: int, columns: int) -> list[float]:
 
 
 def click_distribution(spans: torch.Tensor) -> torch.Tensor:
-    """Where a good click falls: a cut-off bell over each span [C, 2] -> [C, 1000]."""
+    """Return where a good click falls: a cut-off bell over each span [C, 2] -> [C, 1000]."""
     at = (torch.arange(tiny.NUMBERS) + 0.5) / tiny.NUMBERS
     centre = spans.mean(dim=1, keepdim=True)
     half = (spans[:, 1:] - spans[:, :1]) / 2
@@ -325,11 +337,11 @@ def sheet(
     """Return a random screen with up to `clicks` grounding questions, `idle` ones and `extras` others."""
     screen = grounding_screen(seed)
     width, height = screen.image.size
-    asked = rng.sample(screen.questions, min(clicks, len(screen.questions)))
+    instructions = rng.sample(screen.questions, min(clicks, len(screen.questions)))
     if idle:
         vain = rng.sample(screen.idle, min(idle, len(screen.idle)))
-        vain += [text for text, _ in screen.done]
-        asked += [(text, rng.choice(screen.sights)) for text in vain]
+        vain += [text for text, _ in screen.satisfied]
+        instructions += [(text, rng.choice(screen.sights)) for text in vain]
     questions = [
         Question(
             text,
@@ -337,7 +349,7 @@ def sheet(
             ((box.x0 / width, box.y0 / height, box.x1 / width, box.y1 / height),),
             kind_of(text),
         )
-        for text, box in asked
+        for text, box in instructions
     ]
     others = []
     for colour in rng.sample(list(COLOURS), min(extras, len(COLOURS))):
@@ -351,13 +363,15 @@ def sheet(
     return Sheet(image, questions + others, names)
 
 
-def name_cells(asked: Sequence[tuple[str, Any]], cell: int, columns: int, rows: int) -> list[str]:
-    """One word for each image token, row by row: the widget that covers most of its cell.
+def name_cells(
+    instructions: Sequence[tuple[str, Any]], cell: int, columns: int, rows: int
+) -> list[str]:
+    """Return one word for each image token, row by row: the widget that covers most of its cell.
 
     A widget that covers less than a third of every cell names the cell of its centre.
     """
     best: dict[int, tuple[float, str]] = {}
-    for text, box in asked:
+    for text, box in instructions:
         words = text.split()
         word = next(
             (w for w in words if w in COLOURS), words[-2] if words[-1] == "tab" else words[-1]
@@ -383,8 +397,6 @@ def train(
     *,
     seed: int,
     seconds: float,
-    rate: float,
-    batch: int,
 ) -> Iterator[str]:
     """Train in place for `seconds` of CPU time; yields a line of progress now and then.
 
@@ -393,15 +405,15 @@ def train(
     model = policy.model
     packer = Packer(policy.tokenizer, policy.image_token_id, policy.images.merge)
     rng = Random(f"base/{seed}")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.01)
     started = time.process_time()
     last_line, step, running = 0.0, 0, 0.0
     while (spent := time.process_time() - started) < seconds:
         progress = spent / seconds
         for group in optimizer.param_groups:
-            group["lr"] = rate * learning_rate(step, progress)
+            group["lr"] = RATE * learning_rate(step, progress)
         model.train()
-        sheets = [draw(rng, progress) for _ in range(batch)]
+        sheets = [draw(rng, progress) for _ in range(BATCH)]
         loss = packer.loss(model, packer.pack(sheets, rng))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -416,14 +428,14 @@ def train(
 
 
 def learning_rate(step: int, progress: float) -> float:
-    """Factor of the rate: a short warm-up, constant to 60 %, then a line down to 2 %."""
+    """Return the factor of the rate: a short warm-up, constant to 60 %, then a line down to 2 %."""
     warm = min(1.0, (step + 1) / 50)
     return warm * (1.0 if progress < 0.6 else 0.02 + 0.98 * (1 - progress) / 0.4)
 
 
 @torch.inference_mode()
 def evaluate(policy: LoadedPolicy, test: Sequence[Sheet]) -> dict[str, float]:
-    """Probability of hitting the asked widget on these sheets, by kind and over `all`.
+    """Return the probability of hitting the asked widget on these sheets, by kind and over `all`.
 
     It is the exact probability that a sampled x falls inside, times that for y given the
     target's centre as x.
@@ -461,48 +473,18 @@ def kind_of(text: str) -> str:
     return "click tab" if words[-1] == "tab" else " ".join(words)
 
 
-def calm(model: Any, sizes: tiny.TinySizes) -> None:
-    """Scale the initial values of a wider, deeper language model, in place; the default's stay.
-
-    A layer then adds as much to its input as one of the default's, and logits are as large.
-    """
-    default = tiny.TinySizes()
-    gain = (default.text_hidden / sizes.text_hidden) ** 0.5
-    depth = (default.text_layers / sizes.text_layers) ** 0.5
-    with torch.no_grad():
-        for name, parameter in model.model.language_model.named_parameters():
-            if parameter.ndim >= 2:
-                is_added = name.endswith(("o_proj.weight", "down_proj.weight"))
-                parameter.mul_(gain * (depth if is_added else 1.0))
-
-
 def main() -> None:
     """Build one checkpoint and say how good it is."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=300.0, help="CPU seconds of training")
-    parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
-    parser.add_argument("--batch", type=int, default=24, help="screens an update")
-    default = tiny.TinySizes()
-    parser.add_argument("--hidden", type=int, default=default.text_hidden)
-    parser.add_argument("--layers", type=int, default=default.text_layers)
-    parser.add_argument("--heads", type=int, default=default.text_heads)
-    parser.add_argument("--mlp", type=int, default=default.text_mlp)
     parser.add_argument("--start", help="go on from this folder instead of random values")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     if not arguments.start:
-        sizes = tiny.TinySizes(
-            text_hidden=arguments.hidden,
-            text_layers=arguments.layers,
-            text_heads=arguments.heads,
-            text_mlp=arguments.mlp,
-        )
-        model, tokenizer, processor = tiny.build_tiny(arguments.seed, sizes)
-        calm(model, sizes)
-        tiny.save(arguments.out, model, tokenizer, processor, {})
+        tiny.save(arguments.out, *tiny.build_tiny(arguments.seed), {})
     policy = load_policy(arguments.start or arguments.out)
     words = {word for text in INSTRUCTIONS for word in policy.tokenizer.tokenize(text)}
     print(f"{len(words)} distinct tokens in {len(INSTRUCTIONS)} instructions", flush=True)
@@ -516,23 +498,15 @@ def main() -> None:
         seed = rng.randrange(HELDOUT)
         return sheet(policy.images, seed, rng, clicks=5, idle=idle, extras=extras)
 
-    for line in train(
-        policy,
-        draw,
-        test,
-        seed=arguments.seed,
-        seconds=arguments.seconds,
-        rate=arguments.rate,
-        batch=arguments.batch,
-    ):
+    for line in train(policy, draw, test, seed=arguments.seed, seconds=arguments.seconds):
         print(line, flush=True)
     hits = evaluate(policy, test)
     build = {
         "script": "scripts/shipped_models/build_tiny.py",
         "seed": arguments.seed,
         "cpu_seconds": arguments.seconds,
-        "rate": arguments.rate,
-        "batch": arguments.batch,
+        "rate": RATE,
+        "batch": BATCH,
         "heldout_hit_rate": {kind: round(value, 4) for kind, value in sorted(hits.items())},
     }
     tiny.save(

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.learning.curation_arms import (
+    ARMS,
     BASELINE,
     BUDGET,
     GROUPS,
-    NAMED,
     OLD_PARTS,
     OURS,
     RATES,
@@ -43,10 +43,10 @@ def run(*points: tuple[int, float]) -> Result:
 
 
 def test_every_part_of_the_first_study_is_measured_alone_and_left_out() -> None:
-    assert set(NAMED["all"].parts) == set(OLD_PARTS)
+    assert set(ARMS["all"].parts) == set(OLD_PARTS)
     for part in OLD_PARTS:
-        assert NAMED[part].parts == (part,)
-        assert set(NAMED[f"no-{part}"].parts) == set(OLD_PARTS) - {part}
+        assert ARMS[part].parts == (part,)
+        assert set(ARMS[f"no-{part}"].parts) == set(OLD_PARTS) - {part}
 
 
 @pytest.mark.parametrize("group", GROUPS)

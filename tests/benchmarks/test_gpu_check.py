@@ -84,7 +84,7 @@ def test_a_check_that_these_packages_cannot_run_is_missed_by_name(settings: Sett
     def needs(_: Settings) -> dict[str, Any]:
         import surely_not_installed  # type: ignore[import-not-found]
 
-        return dict(surely_not_installed.found)
+        return dict(surely_not_installed.figures)
 
     def missed(_: Settings) -> dict[str, Any]:
         raise MissedError("torch sees no CUDA device")

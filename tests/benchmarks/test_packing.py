@@ -30,7 +30,7 @@ def test_gradients_are_equal_and_operations_are_those_of_the_formula(
     model = TrainModel.load(config)
     size = replace(TINY, trajectories=1, steps=4)
     batch = trajectories(model.policy, size)
-    played = packing.Played(batch, 1, 1)
+    played = packing.PlayedSamples(batch, 1, 1)
     apart = packing.counted(model, batch, lambda: packing.alone(model, batch))
     together = packing.counted(model, batch, lambda: packing.packed(model, batch, 2048))
     assert packing.difference(together.gradients, apart.gradients) < 1e-4

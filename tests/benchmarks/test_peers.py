@@ -39,7 +39,7 @@ def test_a_level_is_reached_by_the_newest_trajectories_and_loading_costs_nothing
 
 def test_a_trajectory_that_was_chosen_by_success_counts_and_tells_nothing() -> None:
     plain = run(200, 600)
-    doubled = [each for at, one in plain.ended for each in ((at, one), (at, None))]
+    doubled = [each for at, one in plain.episodes for each in ((at, one), (at, None))]
     found, expected = Run(plain.used, plain.began, doubled).figures(), plain.figures()
     assert found["trajectories"] == 1200
     assert found["success_end"] == expected["success_end"]

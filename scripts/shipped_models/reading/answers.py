@@ -1,22 +1,19 @@
 """Actions as answers: text of the compact action parser with a box for each point.
 
-Answer      the text, `{}` for a point, and the boxes
-answer_of   that of an action on the page as it is now
-spoken      an action as earlier steps are told
-expressible an action as the action parser can write it
+answer_of   the answer that an action is, on the page as it is now
+spoken      an action as the prompt tells earlier steps
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dart_cli.language.coordinates import make_coordinate_map
-from dart_cli.language.parsers.compact import NOTCHES, WAIT_S, CompactParser
-from envs.contract.actions import Action, Click, Drag, Move, Scroll, Wait
+from dart_cli.language.parsers.compact import CompactParser
+from envs.contract.actions import Action, Click, Drag, Move, Scroll
 from scripts.shipped_models.reading.scene import Box
 
 Ask = Callable[[str], Any]
@@ -30,7 +27,7 @@ SCROLLED = 12
 
 
 class Answer(NamedTuple):
-    """Text of the compact action parser; each `{}` stands for a point in the next of `boxes`."""
+    """A text of the compact action parser; each `{}` stands for a point in the next of `boxes`."""
 
     text: str
     boxes: tuple[Box, ...]
@@ -42,28 +39,8 @@ def load_safe(ask: Ask) -> None:
         ask(_script())
 
 
-def expressible(action: Action) -> Action:
-    """Return the nearest action that the action parser can write.
-
-    A scroll is of three notches, a drag with one stop on its way goes straight, a wait is of one second, and
-    a shorter one is a move to the middle of the page, which takes a step's time as well.
-    """
-    if isinstance(action, Scroll):
-        return Scroll(x=action.x, y=action.y, dy=NOTCHES if action.dy >= 0 else -NOTCHES)
-    if isinstance(action, Wait):
-        return Wait(seconds=WAIT_S) if action.seconds > 0.9 * WAIT_S else Move(x=80, y=130)
-    if isinstance(action, Drag) and len(action.path) == 3:
-        return Drag(path=[action.path[0], action.path[-1]])
-    return action
-
-
-def answer_of(
-    action: Action, ask: Ask, scale: float, precise: int = PRECISE, placed: bool = False
-) -> Answer:
-    """Return the answer that an action is, read before it is performed. Raises EnvError.
-
-    `placed`: on this page the place matters, but on buttons, fields and links.
-    """
+def answer_of(action: Action, ask: Ask, scale: float, precise: int = PRECISE) -> Answer:
+    """Return the answer that an action is; call it before the action is performed. Raises EnvError."""
     load_safe(ask)
     small = precise * scale
     boxes: list[Box] = []
@@ -72,22 +49,20 @@ def answer_of(
     elif isinstance(action, Scroll):
         boxes = [_around((action.x, action.y), SCROLLED * scale, scale)]
     elif isinstance(action, Click | Move):
-        boxes = [safe_box(action.x, action.y, ask, scale, precise, placed)]
+        boxes = [safe_box(action.x, action.y, ask, scale, precise)]
     elif (x := getattr(action, "x", None)) is not None and (
         y := getattr(action, "y", None)
     ) is not None:
-        boxes = [safe_box(x, y, ask, scale, precise, placed)]
+        boxes = [safe_box(x, y, ask, scale, precise)]
     return Answer(_templated(action, len(boxes)), tuple(boxes))
 
 
-def safe_box(
-    x: float, y: float, ask: Ask, scale: float, precise: int = PRECISE, placed: bool = False
-) -> Box:
-    """Where a click does what it does at this point; a small box where nothing else is known."""
-    told = ask(f"dartSafe({x}, {y}, {scale:g}, {json.dumps(placed)})")
-    if told is None:
+def safe_box(x: float, y: float, ask: Ask, scale: float, precise: int = PRECISE) -> Box:
+    """Return the box in which a click does what it does at this point; a small one where the page cannot tell."""
+    edges = ask(f"dartSafe({x}, {y}, {scale:g})")
+    if edges is None:
         return _around((x, y), precise * scale, scale)
-    left, top, right, bottom = told
+    left, top, right, bottom = edges
     return left, top, right, bottom
 
 

@@ -1,9 +1,9 @@
-"""Screens that are made for it, as Chromium draws them: random pages in the browser of suite `miniwob`.
+"""Random pages that Chromium draws in the browser of suite `miniwob`.
 
     Canvas            a page of that browser whose document is replaced
     rendered_scenes   random scenes of it
 
-About half of the pages look as MiniWoB++'s do; the others have fonts, colours and grounds of their own.
+About half of the pages look as MiniWoB++'s do; the others have other fonts, colours and grounds.
 """
 
 from __future__ import annotations
@@ -101,15 +101,15 @@ class Canvas:
         binary = partial(find_chromium, chromium)
         self._host = BrowserHost(binary, find_pages, scale, "png", DEADLINE_S)
         self._host.join()
-        self._shown = 0
+        self._scenes = 0
         self._page = self._host.take(FRAME)
         self._begin()
 
     def show(self, seed: str, css: str, html: str) -> None:
         """Replace what is shown; the page's own chance begins with `seed`. Raises EnvError."""
-        if self._shown >= PAGES_OF_ONE:
+        if self._scenes >= PAGES_OF_ONE:
             self._begin()
-        self._shown += 1
+        self._scenes += 1
         self._page.rest()
         self._page.evaluate(_SHOW % tuple(json.dumps(each) for each in (seed, css, html)))
         self._page.pass_time(50)
@@ -118,7 +118,7 @@ class Canvas:
         """Open a select box, if one is there with room below it."""
         place = self._page.evaluate(_CLOSED)
         if place:
-            x, y = (round(each * self.scale) for each in place)
+            x, y = (round(number * self.scale) for number in place)
             self._page.act(Click(x=x, y=y))
             self._page.pass_time(50)
 
@@ -133,7 +133,7 @@ class Canvas:
         self._host.leave()
 
     def _begin(self) -> None:
-        self._shown = 0
+        self._scenes = 0
         self._page.load(FRAME)
         self._page.start(0, "train")
         self._page.evaluate(_PREPARE)
@@ -142,7 +142,7 @@ class Canvas:
 def rendered_scenes(
     canvas: Canvas, seed: str, count: int, held_out: HeldOut = "", first: int = 0
 ) -> Iterator[Scene]:
-    """`count` random scenes from number `first` on; each follows from its seed and number alone."""
+    """Yield `count` random scenes from number `first` on; each depends on its seed and number alone."""
     for number in range(first, first + count):
         rng = Random(f"{seed}/{held_out}/{number}")
         css, html, opens = random_page(rng, held_out)
@@ -153,7 +153,7 @@ def rendered_scenes(
 
 
 def random_page(rng: Random, held_out: HeldOut = "") -> tuple[str, str, bool]:
-    """CSS and HTML of a page, and whether a select box is to be opened in it."""
+    """Return CSS and HTML of a page, and whether a select box is to be opened in it."""
     writer = Writer(rng, held_out == "words")
     is_miniwob = rng.random() < 0.5
     css = (miniwob_theme if is_miniwob else free_theme)(rng, held_out)
@@ -168,7 +168,7 @@ def random_page(rng: Random, held_out: HeldOut = "") -> tuple[str, str, bool]:
 def _strip(rng: Random, writer: Writer) -> str:
     """Return the yellow strip with an instruction above every page of MiniWoB++."""
     first, second = writer.label(), writer.label()
-    said = rng.choice(
+    instruction = rng.choice(
         (
             f'Click on the "{first}" button.',
             f"Select {first}, {second} and click Submit.",
@@ -180,20 +180,20 @@ def _strip(rng: Random, writer: Writer) -> str:
             escape(words.sentence(rng, writer.held_out, 14)),
         )
     )
-    return f'<div id="query">{said}</div>'
+    return f'<div id="query">{instruction}</div>'
 
 
 def _laid_out(rng: Random, pieces: list[str]) -> str:
     """Return the parts below one another, apart by chance, now and then scrolled or moved to the side."""
-    made = []
+    blocks = []
     for piece in pieces:
         space = rng.choice((0, 1, 2, 4, 8, 14))
         side = rng.choice((0, 0, 0, 2, 6, 15, 30))
         centred = "text-align:center;" if rng.random() < 0.08 else ""
-        made.append(
+        blocks.append(
             f'<div class="own-piece" style="{centred}margin:{space}px 0 0 {side}px">{piece}</div>'
         )
-    inner = "".join(made)
+    inner = "".join(blocks)
     if rng.random() < 0.15:
         high, by = rng.randint(80, 155), rng.choice((0, 0, 20, 45, 90))
         inner = (
@@ -223,8 +223,8 @@ def _noise(rng: Random) -> str:
     small = Image.frombytes(
         "L", (160 // grain, 210 // grain), rng.randbytes((160 // grain) * (210 // grain))
     )
-    held = io.BytesIO()
+    buffer = io.BytesIO()
     small.resize(
         (160, 210), Image.Resampling.NEAREST if grain > 1 else Image.Resampling.BILINEAR
-    ).save(held, "png")
-    return "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
+    ).save(buffer, "png")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -41,14 +41,14 @@ def drawn_scene(
     bands = max(rng.randint(1, most), rng.randint(1, most))
     cuts = [margin, *_cuts(rng, bands, margin, height - margin), height - margin]
     for top, bottom in pairwise(cuts):
-        fitting = [each for each in LAYOUTS.values() if each[1] <= bottom - top]
+        fitting = [entry for entry in LAYOUTS.values() if entry[1] <= bottom - top]
         _, _, layout = rng.choices(fitting, [weight for weight, _, _ in fitting])[0]
         layout(pen, (margin, top + 2, width - margin, bottom - 2))
     return pen.scene(key)
 
 
 def _cuts(rng: Random, bands: int, top: int, bottom: int) -> list[int]:
-    """Where one band ends and the next begins; each is at least three quarters of BAND high."""
+    """Return where one band ends and the next begins; each is at least three quarters of BAND high."""
     high = (bottom - top) / bands
     slack = max(0, int((high - BAND * 0.75) / 2))
     return [round(top + high * at) + rng.randint(-slack, slack) for at in range(1, bands)]

@@ -24,11 +24,14 @@ from envs.suites.embedded.suites import AppsSuite, DeskSuite
 from envs.suites.embedded.theme import DESK_THEMES, Colour
 from envs.suites.embedded.widgets import Ui, Widget
 from scripts.grounding_screens import grounding_screen
-from scripts.shipped_models.reading.scene import Asked, Box, Glyph, Scene, Thing
+from scripts.shipped_models.reading.scene import Box, Glyph, Query, Scene, Thing
 
 MINI_CLICKS, MINI_IDLE = 5, 1
 """Questions about a screen of suite mini that a click answers, and that none does: those of
 scripts/shipped_models/build_tiny.py."""
+
+DESK = (448, 336)
+"""Size of a screen of a lettered application, in pixels."""
 
 WALK = 4
 """Most steps of a solution before a screen is taken."""
@@ -53,8 +56,8 @@ Suite = Literal["desk", "apps"]
 class ReadingCanvas(Canvas):
     """A canvas whose `glyphs` are the characters in sight: neither cut off nor painted over."""
 
-    def __init__(self, *given: Any, glyphs: list[Glyph] | None = None) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any, glyphs: list[Glyph] | None = None) -> None:
+        super().__init__(*arguments)
         self.glyphs: list[Glyph] = [] if glyphs is None else glyphs
 
     def text(
@@ -63,9 +66,9 @@ class ReadingCanvas(Canvas):
         """Write one line; see Canvas."""
         super().text(x, y, text, size, colour, on)
         middle = y + line_height(size) / 2
-        shown = self._shown()
+        visible = self._visible()
         for character, offset in zip(text, _middles(text, size), strict=True):
-            if "!" <= character <= "~" and _holds(shown, x + offset, middle):
+            if "!" <= character <= "~" and _holds(visible, x + offset, middle):
                 self.glyphs.append(Glyph(character, x + offset, middle))
 
     def fill(self, box: Rect, colour: Colour) -> None:
@@ -89,14 +92,14 @@ class ReadingCanvas(Canvas):
         yield inner
         self.image.paste(inner.image, (box.x0 - ox, box.y0 - oy))
 
-    def _shown(self) -> Rect:
+    def _visible(self) -> Rect:
         (left, top), (width, height) = self.origin, self.image.size
         return Rect(left, top, left + width, top + height)
 
     def _cover(self, box: Rect) -> None:
         """Forget what the box hides; lines and carets hide nothing."""
         if self.glyphs and min(box.width, box.height) > 3:
-            hidden = box.cut(self._shown())
+            hidden = box.cut(self._visible())
             self.glyphs[:] = [g for g in self.glyphs if not _holds(hidden, g.x, g.y)]
 
 
@@ -112,41 +115,39 @@ def read_app(app: App) -> ReadingCanvas:
     return canvas
 
 
-def mini_scene(seed: int, *, size: tuple[int, int] = (168, 168), idle: bool = True) -> Scene:
-    """Return a screen of suite mini; with `idle` also questions that no click answers, as in the tiny base.
+def mini_scene(seed: int) -> Scene:
+    """Return a screen of suite mini, with questions that a click answers and some that none does.
 
-    These are answered with any widget in sight, at random: what leads where is not for the base to know.
+    The latter are answered with any widget in sight, at random: what leads where is not for the base to know.
     """
-    screen = grounding_screen(seed, size)
+    screen = grounding_screen(seed)
     rng = Random(f"small/mini/{seed}")
-    found = rng.sample(screen.questions, min(MINI_CLICKS, len(screen.questions)))
-    asked = [Asked(text, "click({})", (_box(at),), "mini") for text, at in found]
-    if idle:
-        vain = rng.sample(screen.idle, min(MINI_IDLE, len(screen.idle)))
-        vain += [text for text, _ in screen.done]
-        asked += [
-            Asked(text, "click({})", (_box(rng.choice(screen.sights)),), "mini idle")
-            for text in vain
-        ]
-        asked.append(Asked("what screen", screen.kind, (), "mini screen"))
+    pairs = rng.sample(screen.questions, min(MINI_CLICKS, len(screen.questions)))
+    queries = [Query(text, "click({})", (_box(at),), "mini") for text, at in pairs]
+    vain = rng.sample(screen.idle, min(MINI_IDLE, len(screen.idle)))
+    vain += [text for text, _ in screen.satisfied]
+    queries += [
+        Query(text, "click({})", (_box(rng.choice(screen.sights)),), "mini idle") for text in vain
+    ]
+    queries.append(Query("what screen", screen.kind, (), "mini screen"))
     canvas = read_app(screen.app)
     things = _things(screen.app, canvas)
-    key = f"mini/{seed}/{size[0]}x{size[1]}"
-    return Scene(key, encode(canvas), tuple(canvas.glyphs), things, tuple(asked))
+    key = f"mini/{seed}/168x168"
+    return Scene(key, encode(canvas), tuple(canvas.glyphs), things, tuple(queries))
 
 
-def desk_scene(suite: Suite, seed: int, *, size: tuple[int, int] = (448, 336)) -> Scene:
+def desk_scene(suite: Suite, seed: int) -> Scene:
     """Return a screen of suite desk or apps, of a task that may be trained on."""
     rng = Random(f"small/{suite}/{seed}")
-    made = _suite(suite)
-    names = [task.id for task in made.tasks.values() if task.split == "train"]
+    suite_of_name = _suite(suite)
+    names = [task.id for task in suite_of_name.tasks.values() if task.split == "train"]
     name = rng.choice(names)
-    width, height = size
-    design = made.size
+    width, height = DESK
+    design = suite_of_name.size
     scale = min(width / design[0], height / design[1], MAX_SCALE)
     of_task = Random(f"{name}/{seed}")  # so that the environment has the same screen
     ui = Ui(width, height, of_task.choice(DESK_THEMES), scale)
-    scene = made.scenes[name](of_task, ui)
+    scene = suite_of_name.scenes[name](of_task, ui)
     app = App(ui, scene.layers)
     for _ in range(rng.randint(0, WALK)):
         action = scene.solve(app)
@@ -170,16 +171,16 @@ def _middles(text: str, size: int) -> tuple[float, ...]:
     return tuple((a + b) / 2 for a, b in pairwise(ends))
 
 
-def _icons(app: App) -> tuple[Asked, ...]:
-    """Questions about icons, which questions.py cannot name."""
-    seen: dict[str, list[Box]] = {}
+def _icons(app: App) -> tuple[Query, ...]:
+    """Return questions about icons, which questions.py cannot name."""
+    boxes_by_phrase: dict[str, list[Box]] = {}
     for widget in app.widgets():
         phrase = ICON_PHRASES.get(widget.name.rpartition(".")[2])
         if phrase and widget.role == "icon":
-            seen.setdefault(phrase, []).append(_box(widget.bbox))
+            boxes_by_phrase.setdefault(phrase, []).append(_box(widget.bbox))
     return tuple(
-        Asked(phrase, "click({})", tuple(boxes), "icon")
-        for phrase, boxes in seen.items()
+        Query(phrase, "click({})", tuple(boxes), "icon")
+        for phrase, boxes in boxes_by_phrase.items()
         if len(boxes) == 1
     )
 
@@ -207,8 +208,8 @@ def _reached(app: App) -> Iterator[Widget]:
 
 def _thing(widget: Any, canvas: ReadingCanvas, *, reached: bool) -> Thing:
     role = ROLES.get(widget.role, widget.role)
-    named = widget.name if widget.name[:1].isupper() and "." not in widget.name else ""
-    label = named if role == "select" else widget.label or named
+    name = widget.name if widget.name[:1].isupper() and "." not in widget.name else ""
+    label = name if role == "select" else widget.label or name
     value = str(getattr(widget, "value", "") or "")
     if getattr(widget, "secret", False):
         value = ""
@@ -230,7 +231,7 @@ def _thing(widget: Any, canvas: ReadingCanvas, *, reached: bool) -> Thing:
 
 
 def _is_shown(text: str, canvas: ReadingCanvas) -> bool:
-    """Whether the text stands somewhere on the screen, whole."""
+    """Return True if the whole text stands somewhere on the screen."""
     return bool(text) and "".join(text.split()) in "".join(g.character for g in canvas.glyphs)
 
 

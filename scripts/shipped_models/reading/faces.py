@@ -7,7 +7,7 @@
 
 The Debian package fonts-dejavu-core has the faces that are always there; those of fonts-urw-base35
 come to them where they are installed. Text is laid out letter by letter (no ligatures), so that the
-middle of each character is known without asking the font again.
+middle of each character is movements without asking the font again.
 """
 
 from __future__ import annotations
@@ -79,24 +79,24 @@ class Face:
         return _height(self.name, self.size)
 
     def width(self, text: str) -> float:
-        """Pixels that the text takes in a line."""
+        """Return the pixels that the text takes in a line."""
         return self.advances(text)[-1] if text else 0.0
 
     def advances(self, text: str) -> list[float]:
-        """Where each character ends [characters], in pixels from the text's left."""
-        known = _ADVANCES[self.name, self.size]
+        """Return where each character ends [characters], in pixels from the text's left."""
+        movements = _ADVANCES[self.name, self.size]
         at, before, ends = 0.0, "", []
         for character in text:
             pair = before + character
-            if pair not in known:
-                known[pair] = self._advance(before, character)
-            at += known[pair]
+            if pair not in movements:
+                movements[pair] = self._advance(before, character)
+            at += movements[pair]
             ends.append(at)
             before = character
         return ends
 
     def _advance(self, before: str, character: str) -> float:
-        """How far the pen moves for `character` after `before`, kerning included."""
+        """Return how far the pen moves for `character` after `before`, kerning included."""
         if not before:
             return float(self.font.getlength(character))
         return float(self.font.getlength(before + character) - self.font.getlength(before))
@@ -108,7 +108,7 @@ def draw_face(rng: Random, faces: Faces) -> Face:
         return Face(PLAIN, 11)
     name = rng.choices(*_installed())[0]
     if faces == "held_out_font":
-        name = next(each for each in HELD_OUT_FONTS if _path(each).exists())
+        name = next(font for font in HELD_OUT_FONTS if _path(font).exists())
     if faces == "held_out_size":
         return Face(name, HELD_OUT_SIZE)
     return Face(name, rng.choices(SIZES, _SIZE_WEIGHTS)[0])
@@ -116,8 +116,8 @@ def draw_face(rng: Random, faces: Faces) -> Face:
 
 @lru_cache(maxsize=1)
 def _installed() -> tuple[list[str], list[int]]:
-    found = _ALWAYS | {name: n for name, n in _WHERE_INSTALLED.items() if _path(name).exists()}
-    return list(found), list(found.values())
+    shares = _ALWAYS | {name: n for name, n in _WHERE_INSTALLED.items() if _path(name).exists()}
+    return list(shares), list(shares.values())
 
 
 def _path(name: str) -> Path:

@@ -13,39 +13,42 @@ from scripts.shipped_models.reading import words
 from scripts.shipped_models.reading.faces import Faces
 from scripts.shipped_models.reading.naming import speakable
 from scripts.shipped_models.reading.pen import Pen
-from scripts.shipped_models.reading.scene import Asked, Scene
+from scripts.shipped_models.reading.scene import Query, Scene
 
 BLANK, LINE = (42, 28), (98, 28)
 """Pixels."""
 
+TYPINGS = 5
+"""Questions about an empty picture."""
+
 KEY = 0.15
-"""Share of the questions about nothing that want a key."""
+"""Share of the questions about an empty picture that a key answers."""
 
 READING = ("what is written here", "read the text", "What does it say?", "read the word")
 COPYING = ("type the text that is shown", "copy the text", "type what is written here")
 
 
-def typing_scene(seed: int, held_out: bool = False, number: int = 5) -> Scene:
-    """Return an empty picture and so many things to type or press."""
+def typing_scene(seed: int, held_out: bool = False) -> Scene:
+    """Return an empty picture and TYPINGS instructions to type or press something."""
     key = f"typing/{seed}/{held_out}"
     rng = Random(key)
     pen = Pen(rng, BLANK, "one", held_out)
-    asked = []
-    while len(asked) < number:
+    queries = []
+    while len(queries) < TYPINGS:
         value = words.value(rng, held_out)
         if rng.random() < KEY:
             keys = rng.choice(list(say.KEYS))
-            asked.append(Asked(rng.choice(say.KEYS[keys]), f"key({keys})", (), "key"))
+            queries.append(Query(rng.choice(say.KEYS[keys]), f"key({keys})", (), "key"))
         elif speakable(value):
             form = rng.choice((*say.TYPE, *say.TYPE_INTO))
             text = form.format(t=value, n=words.label(rng, held_out))
-            asked.append(Asked(text, f"type({value})", (), "type"))
+            queries.append(Query(text, f"type({value})", (), "type"))
     scene = pen.scene(key)
-    return Scene(scene.key, scene.png, asked=tuple(asked))
+    return Scene(scene.key, scene.png, queries=tuple(queries))
 
 
 def spelling_scene(seed: int, faces: Faces, held_out: bool = False) -> Scene:
-    """One line of text and questions about it."""
+    """Return one line of text and questions about it."""
     key = f"spelling/{seed}/{faces}/{held_out}"
     rng = Random(key)
     pen = Pen(rng, LINE, faces, held_out)
@@ -54,14 +57,14 @@ def spelling_scene(seed: int, faces: Faces, held_out: bool = False) -> Scene:
     text = make(face, LINE[0] - 6)
     left = rng.uniform(2, max(2.0, LINE[0] - 3 - face.width(text)))
     pen.text(left, rng.uniform(9, 19), text, face, pen.theme.ink)
-    asked = []
+    queries = []
     if speakable(text):
         other = words.label(rng, held_out)
-        asked = [
-            Asked(rng.choice(READING), f"answer({text})", (), "read"),
-            Asked(rng.choice(COPYING), f"type({text})", (), "copy"),
-            Asked(f'is "{text}" visible', "yes", (), "is"),
-            Asked(f'is "{other}" visible', "yes" if other == text else "no", (), "is"),
+        queries = [
+            Query(rng.choice(READING), f"answer({text})", (), "read"),
+            Query(rng.choice(COPYING), f"type({text})", (), "copy"),
+            Query(f'is "{text}" visible', "yes", (), "is"),
+            Query(f'is "{other}" visible', "yes" if other == text else "no", (), "is"),
         ]
     scene = pen.scene(key)
-    return Scene(scene.key, scene.png, scene.glyphs, scene.things, tuple(asked))
+    return Scene(scene.key, scene.png, scene.glyphs, scene.things, tuple(queries))

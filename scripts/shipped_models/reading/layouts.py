@@ -22,9 +22,9 @@ Layout = Callable[[Pen, Area], None]
 
 
 def look_alikes(rng: Random, text: str, held_out: bool) -> list[str]:
-    """Words that are easily taken for `text`: a letter changed, two exchanged, a letter less or more."""
+    """Return words that look like `text`: a letter changed, two exchanged, a letter less or more."""
     letters = "abcdefghijklmnopqrstuvwxyz"
-    found: list[str] = []
+    alike: list[str] = []
     for _ in range(12):
         at = rng.randrange(len(text))
         kind = rng.random()
@@ -36,12 +36,14 @@ def look_alikes(rng: Random, text: str, held_out: bool) -> list[str]:
             other = text[:-1]
         else:
             other = text + rng.choice(letters)
-        if words.is_held_out(other) == held_out and other not in (text, *found):
-            found.append(other)
-    return found
+        if words.is_held_out(other) == held_out and other not in (text, *alike):
+            alike.append(other)
+    return alike
 
 
-def free_place(rng: Random, area: Area, width: int, height: int, taken: list[Area]) -> Area | None:
+def free_place(
+    rng: Random, area: Area, width: int, height: int, occupied: list[Area]
+) -> Area | None:
     """Return a place of this size in the area that is clear of what is taken, or None."""
     left, top, right, bottom = area
     if right - left < width or bottom - top < height:
@@ -50,14 +52,14 @@ def free_place(rng: Random, area: Area, width: int, height: int, taken: list[Are
         x, y = rng.randint(left, right - width), rng.randint(top, bottom - height)
         if all(
             x + width + GAP <= a or c + GAP <= x or y + height + GAP <= b or d + GAP <= y
-            for a, b, c, d in taken
+            for a, b, c, d in occupied
         ):
             return x, y, x + width, y + height
     return None
 
 
 def paragraph(pen: Pen, area: Area, *, dense: bool = False) -> None:
-    """Lines of running text; `dense` mixes all characters. Some words are links, if not dense."""
+    """Draw lines of running text; `dense` mixes all characters. Some words are links, if not dense."""
     left, top, right, bottom = area
     face = pen.face()
     step = face.height + (0 if dense else pen.rng.randint(0, 3))
@@ -70,7 +72,7 @@ def paragraph(pen: Pen, area: Area, *, dense: bool = False) -> None:
         middle = top + number * step + face.height / 2
         x = float(left) if not dense else left + pen.rng.randint(0, 6)
         started = x
-        said: list[str] = []
+        texts: list[str] = []
         linked = links > 0 and pen.rng.random() < links / (lines - number)
         place = pen.rng.randrange(3) if linked else -1
         while True:
@@ -78,28 +80,28 @@ def paragraph(pen: Pen, area: Area, *, dense: bool = False) -> None:
             wide = face.width(text)
             if x + wide > right:
                 break
-            if len(said) == place and text[-1].isalnum():
-                _line(pen, started, middle, said, face)
+            if len(texts) == place and text[-1].isalnum():
+                _line(pen, started, middle, texts, face)
                 text = text.strip(".,")
                 box = pen.text(x, middle, text, face, pen.theme.link)
                 if pen.rng.random() < 0.9:
                     pen.line([(x, box[3] - 2), (box[2] - 1, box[3] - 2)], pen.theme.link)
                 pen.add(Thing("link", text, box, colour="blue"))
                 x, links = box[2] + space, links - 1
-                started, said, place = x, [], -1
+                started, texts, place = x, [], -1
                 continue
-            said.append(text)
+            texts.append(text)
             x += wide + space
-        _line(pen, started, middle, said, face)
+        _line(pen, started, middle, texts, face)
 
 
-def _line(pen: Pen, left: float, middle: float, said: list[str], face: Face) -> None:
-    """Words of one colour in a line; each that has letters is a thing."""
-    if not said:
+def _line(pen: Pen, left: float, middle: float, texts: list[str], face: Face) -> None:
+    """Draw words of one colour in a line; each that has letters is a thing."""
+    if not texts:
         return
-    whole = pen.text(left, middle, " ".join(said), face, pen.theme.ink)
+    whole = pen.text(left, middle, " ".join(texts), face, pen.theme.ink)
     x = whole[0]
-    for text in said:
+    for text in texts:
         wide = face.width(text)
         if len(text) > 2 and text.isalpha():
             pen.add(Thing("word", text, (x, whole[1], x + wide, whole[3])))
@@ -131,9 +133,9 @@ def _dense_token(pen: Pen) -> str:
 
 
 def buttons(pen: Pen, area: Area) -> None:
-    """Buttons in random places, often with look-alikes, sometimes in colours that have names."""
+    """Draw buttons in random places, often with look-alikes, sometimes in colours that have names."""
     rng = pen.rng
-    taken: list[Area] = []
+    occupied: list[Area] = []
     most = max(2, min(9, (area[2] - area[0]) * (area[3] - area[1]) // 2000))
     names: list[str] = []
     alike = rng.random() < 0.5
@@ -149,16 +151,16 @@ def buttons(pen: Pen, area: Area) -> None:
         elif alike and not names:
             text = words.word(rng, pen.held_out)
         wide = int(face.width(text)) + rng.randint(6, 20)
-        place = free_place(rng, area, wide, face.height + rng.randint(2, 12), taken)
+        place = free_place(rng, area, wide, face.height + rng.randint(2, 12), occupied)
         if place is None or not text:
             continue
-        taken.append(place)
+        occupied.append(place)
         names.append(text)
         button(pen, place, text, face, rng.choice(colours) if colours else "", radius)
 
 
 def button(pen: Pen, box: Area, text: str, face: Face, colour: str = "", radius: int = 0) -> None:
-    """One button."""
+    """Draw one button."""
     theme = pen.theme
     fill, ink = theme.control, theme.control_ink
     if colour:
@@ -196,7 +198,7 @@ def grid(pen: Pen, area: Area) -> None:
 
 
 def form(pen: Pen, area: Area) -> None:
-    """Fields with a label beside or above, filled in or empty, and perhaps a button."""
+    """Draw fields with a label beside or above, filled in or empty, and perhaps a button."""
     rng = pen.rng
     left, top, right, bottom = area
     face, inner = pen.face(), pen.face()
@@ -206,14 +208,14 @@ def form(pen: Pen, area: Area) -> None:
     share = rng.uniform(0.3, 0.5)
     field_left = left + int((right - left) * share) if beside else left
     field_right = right - (rng.randint(0, (right - left) // 4) if beside else rng.randint(0, 40))
-    seen: set[str] = set()
+    labels: set[str] = set()
     y = top
     for _ in range(rng.randint(1, 6)):
         label = pen.label(face, field_left - left - 8 if beside else right - left - 8)
         start = y if beside else y + face.height + 1
-        if start + high > bottom or not label or label.lower() in seen:
+        if start + high > bottom or not label or label.lower() in labels:
             break
-        seen.add(label.lower())
+        labels.add(label.lower())
         box = (field_left, start, field_right, start + high)
         colon = ":" if rng.random() < 0.4 else ""
         middle = (start + start + high) / 2 if beside else y + face.height / 2
@@ -245,7 +247,7 @@ def checks(pen: Pen, area: Area) -> None:
     wide = (right - left) // columns
     rows = min((bottom - top) // step, rng.randint(2, 8))
     ticked_share = rng.choice((0.0, 0.3, 0.5))
-    chosen = rng.randrange(rows * columns + 1) if rows else 0
+    selected = rng.randrange(rows * columns + 1) if rows else 0
     before = rng.random() < 0.9
     for at in range(rows * columns):
         column, row = divmod(at, rows)
@@ -253,7 +255,7 @@ def checks(pen: Pen, area: Area) -> None:
         label = pen.label(face, wide - side - 8)
         if not label:
             continue
-        ticked = at == chosen if role == "radio" else rng.random() < ticked_share
+        ticked = at == selected if role == "radio" else rng.random() < ticked_share
         mark_left = x if before else int(x + face.width(label) + 5)
         y = round(middle - side / 2)
         box = (mark_left, y, mark_left + side, y + side)
@@ -272,7 +274,7 @@ def _mark(pen: Pen, role: str, box: Area, ticked: bool) -> None:
             pen.ellipse((left + rest, top + rest, right - rest, box[3] - rest), theme.field_ink)
         return
     filled = ticked and pen.rng.random() < 0.4
-    pen.box(box, theme.chosen if filled else theme.field, theme.edge, pen.rng.choice((0, 2)))
+    pen.box(box, theme.selected if filled else theme.field, theme.edge, pen.rng.choice((0, 2)))
     if ticked:
         ink = theme.chosen_ink if filled else theme.field_ink
         corners = ((0.2, 0.5), (0.42, 0.75), (0.8, 0.22))
@@ -313,14 +315,14 @@ def rows(pen: Pen, area: Area) -> None:
     step = face.height + rng.randint(1, 8)
     count = min((bottom - top - 2) // step, rng.randint(2, 9))
     wide = right - left if role == "row" else rng.randint((right - left) // 2, right - left)
-    chosen = rng.randrange(2 * count) if count else 0
+    selected = rng.randrange(2 * count) if count else 0
     pen.box((left, top, left + wide, top + count * step + 2), pen.theme.field, pen.theme.edge)
     for number in range(count):
         y = top + 1 + number * step
         box = (left + 1, y, left + wide - 1, y + step)
         ink = pen.theme.field_ink
-        if number == chosen:
-            pen.box(box, pen.theme.chosen)
+        if number == selected:
+            pen.box(box, pen.theme.selected)
             ink = pen.theme.chosen_ink
         elif role == "row" and rng.random() < 0.5:
             pen.line([(box[0], box[3]), (box[2] - 1, box[3])], pen.theme.edge)
@@ -358,9 +360,9 @@ def table(pen: Pen, area: Area) -> None:
 
 
 def shapes(pen: Pen, area: Area) -> None:
-    """Shapes, letters and digits in colours, small and large; some shapes have a character in them."""
+    """Draw shapes, letters and digits in colours, small and large; some shapes have a character in them."""
     rng = pen.rng
-    taken: list[Area] = []
+    occupied: list[Area] = []
     colours = _colours(rng)
     lettered = rng.random() < 0.3
     most = max(2, min(12, (area[2] - area[0]) * (area[3] - area[1]) // 1400))
@@ -371,10 +373,10 @@ def shapes(pen: Pen, area: Area) -> None:
         side = small if size == "small" else rng.randint(2 * small, 2 * small + 12)
         kind, colour = rng.choice(kinds), rng.choice(colours)
         wide = side + side // 2 if kind == "rectangle" else side
-        place = free_place(rng, area, wide, side, taken)
+        place = free_place(rng, area, wide, side, occupied)
         if place is None:
             continue
-        taken.append(place)
+        occupied.append(place)
         if kind in ("letter", "digit"):
             _character(pen, place, kind, colour, size)
             continue
@@ -389,7 +391,7 @@ def shapes(pen: Pen, area: Area) -> None:
 
 
 def _character(pen: Pen, place: Area, kind: str, colour: str, size: str) -> None:
-    """Draw a letter or a digit as a thing of its own, as high as the place."""
+    """Draw a letter or a digit as a separate thing, as high as the place."""
     text = pen.rng.choice("0123456789" if kind == "digit" else "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
     ink = pen.colour(colour)
     if contrast(ink, pen.theme.ground) < 1.6:
@@ -409,7 +411,7 @@ def _character(pen: Pen, place: Area, kind: str, colour: str, size: str) -> None
 
 
 def blocks(pen: Pen, area: Area) -> None:
-    """Rectangles of one size in colours."""
+    """Draw rectangles of one size in colours."""
     rng = pen.rng
     left, top, right, bottom = area
     side = rng.randint(16, 34)
@@ -429,14 +431,14 @@ def figures(pen: Pen, area: Area) -> None:
     """Draw numbers that are shown with their names, and sliders."""
     rng = pen.rng
     left, top, right, bottom = area
-    y, seen = top, set()
+    y, labels = top, set()
     for _ in range(rng.randint(1, 4)):
         face = pen.face()
         label = pen.label(face, (right - left) / 2 - 8)
         high = face.height + rng.randint(2, 10)
-        if y + high > bottom or not label or label.lower() in seen:
+        if y + high > bottom or not label or label.lower() in labels:
             return
-        seen.add(label.lower())
+        labels.add(label.lower())
         middle = y + high / 2
         end = pen.text(left, middle, f"{label}:", face, pen.theme.ink)[2]
         number = str(rng.randrange(10 ** rng.randint(1, 4)))
@@ -456,7 +458,7 @@ def _slider(pen: Pen, label: str, box: Area) -> None:
     at = pen.rng.randint(left + side, right - side)
     pen.box(
         (at - side, middle - side - 1, at + side, middle + side + 1),
-        pen.theme.chosen,
+        pen.theme.selected,
         pen.theme.edge,
         2,
     )
@@ -465,11 +467,11 @@ def _slider(pen: Pen, label: str, box: Area) -> None:
 
 def _colours(rng: Random) -> list[str]:
     """Return some names of colours that cannot be taken for each other."""
-    found: list[str] = []
+    names: list[str] = []
     for name in rng.sample(list(COLOURS), rng.randint(2, 8)):
-        if SAME_LOOK.get(name) not in found:
-            found.append(name)
-    return found
+        if SAME_LOOK.get(name) not in names:
+            names.append(name)
+    return names
 
 
 def _on(fill: tuple[int, int, int]) -> tuple[int, int, int]:

@@ -18,7 +18,7 @@ from PIL import Image
 
 from scripts.shipped_models.reading.scene import Box, Glyph, Thing
 
-REACH, INK, DRAWN = 6, 25, 0.95
+REACH, INK, LEAST_INKED = 6, 25, 0.95
 """Pixels around a character's middle, how far apart its shades of 256 are, and how many must have ink."""
 
 LONGEST = 60
@@ -27,7 +27,7 @@ LONGEST = 60
 
 @dataclass(frozen=True)
 class Looked:
-    """What a page shows, in pixels of its screenshot."""
+    """The contents of a page, in pixels of its screenshot."""
 
     glyphs: tuple[Glyph, ...]
     things: tuple[Thing, ...]
@@ -38,16 +38,16 @@ def look(ask: Callable[[str], Any], scale: float) -> Looked:
     """Return what the page shows now; `ask` evaluates an expression in it. Raises EnvError."""
     if not ask("typeof dartLook === 'function'"):
         ask(_script())
-    told = ask(f"dartLook({scale:g})")
-    glyphs = tuple(Glyph(character, x, y) for character, x, y in told["glyphs"])
-    things = [_thing(each) for each in told["things"]]
-    both = {each.size for each in things} >= {"small", "large"}
-    kept = tuple(each if both or not each.size else _unsized(each) for each in things)
-    return Looked(glyphs, kept, tuple(_box(each) for each in told["unread"]))
+    page = ask(f"dartLook({scale:g})")
+    glyphs = tuple(Glyph(character, x, y) for character, x, y in page["glyphs"])
+    things = [_thing(each) for each in page["things"]]
+    both = {thing.size for thing in things} >= {"small", "large"}
+    sized = tuple(thing if both or not thing.size else _unsized(thing) for thing in things)
+    return Looked(glyphs, sized, tuple(_box(each) for each in page["unread"]))
 
 
 def is_drawn(png: bytes, glyphs: Sequence[Glyph]) -> bool:
-    """Whether the picture has ink nearly everywhere that the page is said to have a character.
+    """Return True if the picture has ink nearly everywhere that the page reports a character.
 
     It has not where a page is ahead of its picture: the browser draws the first scroll of a page that was
     just loaded with a later frame.
@@ -61,19 +61,19 @@ def is_drawn(png: bytes, glyphs: Sequence[Glyph]) -> bool:
         x, y = round(glyph.x), round(glyph.y)
         near = grey[max(0, y - REACH) : y + REACH + 1, max(0, x - REACH // 2) : x + REACH // 2 + 1]
         inked += near.size > 0 and int(near.max()) - int(near.min()) > INK
-    return inked >= DRAWN * len(glyphs)
+    return inked >= LEAST_INKED * len(glyphs)
 
 
-def _thing(told: dict[str, Any]) -> Thing:
+def _thing(properties: dict[str, Any]) -> Thing:
     return Thing(
-        role=told["role"],
-        label=told["label"],
-        box=_box(told["box"]),
-        colour=told["colour"],
-        shape=told["shape"],
-        size=told["size"],
-        checked=told["checked"],
-        value=str(told["value"])[:LONGEST],
+        role=properties["role"],
+        label=properties["label"],
+        box=_box(properties["box"]),
+        colour=properties["colour"],
+        shape=properties["shape"],
+        size=properties["size"],
+        checked=properties["checked"],
+        value=str(properties["value"])[:LONGEST],
     )
 
 
@@ -91,8 +91,8 @@ def _unsized(thing: Thing) -> Thing:
     )
 
 
-def _box(told: list[float]) -> Box:
-    left, top, right, bottom = told
+def _box(edges: list[float]) -> Box:
+    left, top, right, bottom = edges
     return left, top, right, bottom
 
 

@@ -16,7 +16,7 @@ A, B, C = 3.4445, -4.7750, 2.0315
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices; a step has the size that AdamW's would have at this rate."""
+    """An optimizer of matrices; an update has the size that AdamW's would have at this rate."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, _closure: None = None) -> None:  # type: ignore[override]
-        """One step with the gradients at hand."""
+        """Make one update with the present gradients."""
         for group in self.param_groups:
             alike: dict[torch.Size, list[torch.nn.Parameter]] = defaultdict(list)
             for matrix in group["params"]:
@@ -50,7 +50,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
-    """Matrices [N, rows, columns] with singular values brought near 1, between 0.7 and 1.2 or so."""
+    """Return matrices [N, rows, columns] with singular values near 1, between 0.7 and 1.2 or so."""
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
     x = x / x.flatten(1).norm(dim=1).clamp_min(1e-7)[:, None, None]

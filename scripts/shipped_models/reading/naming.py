@@ -1,7 +1,7 @@
 """What the things of a scene may be called, so that exactly one is meant.
 
 View        a scene's things by label, role, look and place
-described   "large red circle": the fewest words that only one shape answers to
+tables      the tables among the cells of a scene
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Cell = tuple[str, str, Thing]
 """Name of the row, name of the column, the cell."""
 
 
-_KNOWN = frozenset((*words.UI_WORDS, *words.FIRST_NAMES, *words.LAST_NAMES))
+_FIXED_WORDS = frozenset((*words.UI_WORDS, *words.FIRST_NAMES, *words.LAST_NAMES))
 """Words that have no held-out part."""
 
 
@@ -61,7 +61,7 @@ def key_of(text: str) -> str:
 
 
 def speakable(text: str) -> bool:
-    """Whether an instruction can hold the text."""
+    """Return True if an instruction can hold the text."""
     return 0 < len(text) <= LONGEST and "{" not in text and '"' not in text and text.isascii()
 
 
@@ -83,17 +83,17 @@ class View:
                 self._by_label[key_of(thing.label)].append(thing)
 
     def readable(self, thing: Thing) -> bool:
-        """Whether an instruction can name the thing: its label stands on the screen, or it is an icon's."""
+        """Return True if an instruction can name the thing: its label is on the screen, or it is an icon's."""
         return speakable(thing.label) and (
             thing.role == "icon" or key_of(thing.label) == "close" or self.stands(thing.label)
         )
 
     def stands(self, text: str) -> bool:
-        """Whether all of the text can be read; where not all characters are known, it is believed."""
+        """Return True if all of the text can be read, or if not all characters of the scene are listed."""
         return bool(self.scene.unread) or "".join(text.split()) in self._text
 
     def blank(self, field: Thing) -> bool:
-        """Whether nothing can be seen in a field: no text, no hint, no dots of a password."""
+        """Return True if nothing can be seen in a field: no text, no hint, no dots of a password."""
         left, top, right, bottom = map(round, field.box)
         if right - left < 10 or bottom - top < 10:
             return False
@@ -108,13 +108,13 @@ class View:
     @cached_property
     def held_out(self) -> bool:
         """Whether most words of the scene are of the tenth that is for tests."""
-        said = [
+        parts = [
             part
             for thing in self.things
             for part in thing.label.split()
-            if part.isalpha() and part not in _KNOWN
+            if part.isalpha() and part not in _FIXED_WORDS
         ]
-        return sum(map(words.is_held_out, said)) * 2 > len(said)
+        return sum(map(words.is_held_out, parts)) * 2 > len(parts)
 
     @cached_property
     def plain(self) -> list[Thing]:
@@ -127,7 +127,7 @@ class View:
         return [thing for thing in self.by_role["word"] if self.alone(thing)]
 
     def alone(self, thing: Thing) -> bool:
-        """Whether no other thing has this label, but text inside it."""
+        """Return True if no other thing has this label, except text inside it."""
         return self.readable(thing) and all(
             other is thing
             or (other.role in ("text", "word", "heading") and _inside(other.box, thing.box))
@@ -136,11 +136,11 @@ class View:
         )
 
     def marks(self, role: str) -> list[Thing]:
-        """Things of a role that their label alone names."""
+        """Return the things of a role that their label alone names."""
         return [thing for thing in self.by_role[role] if self.alone(thing)]
 
     def of_role(self, role: str) -> list[Thing]:
-        """Things that their role and label name together."""
+        """Return the things that their role and label name together."""
         count = Counter(key_of(thing.label) for thing in self.by_role[role])
         return [
             thing
@@ -149,23 +149,25 @@ class View:
         ]
 
     def in_order(self, role: str) -> list[Thing]:
-        """Things of a role in reading order; empty where the order is open to doubt."""
+        """Return the things of a role in reading order; empty where the order is open to doubt."""
         return reading_order(self.by_role[role])
 
     @cached_property
     def cells(self) -> list[Cell]:
         """Cells of tables with the names of their row and column, where these name one cell."""
-        found = [cell for table in tables(self.by_role["cell"]) for cell in _named(table)]
-        count = Counter((key_of(row), key_of(column)) for row, column, _ in found)
+        named_cells = [
+            cell for table in tables(self.by_role["cell"]) for cell in _name_cells(table)
+        ]
+        count = Counter((key_of(row), key_of(column)) for row, column, _ in named_cells)
         return [
             (row, column, thing)
-            for row, column, thing in found
+            for row, column, thing in named_cells
             if all(speakable(name) and self.stands(name) for name in (row, column))
             and count[key_of(row), key_of(column)] == 1
         ]
 
     def shapes(self, rng: Random) -> tuple[str, str, Thing] | None:
-        """Kind of question (colour, shape, size), what a shape is called, and the shape."""
+        """Return the kind of question (colour, shape, size), what a shape is called, and the shape."""
         shapes = self.by_role["shape"]
         for _ in range(4):
             if not shapes:
@@ -179,14 +181,14 @@ class View:
             same = [s for s in shapes if all(getattr(s, p) == getattr(thing, p) for p in parts)]
             if not parts or len(same) != 1:
                 continue
-            said = [getattr(thing, part) for part in parts if part != "shape"]
-            said.append(thing.shape if "shape" in parts else rng.choice(("shape", "item")))
+            phrase = [getattr(thing, part) for part in parts if part != "shape"]
+            phrase.append(thing.shape if "shape" in parts else rng.choice(("shape", "item")))
             kind = "size" if "size" in parts else "shape" if "shape" in parts else "colour"
-            return kind, " ".join(said), thing
+            return kind, " ".join(phrase), thing
         return None
 
     def place(self, rng: Random) -> tuple[str, str, Thing, str] | None:
-        """Role of what is meant, where it is, of which named thing: "button", "below", A, its label."""
+        """Return the role of the target, its direction, the target and the label beside which it lies."""
         if len(self.plain) < 2:
             return None
         anchor = rng.choice(self.plain)
@@ -197,55 +199,55 @@ class View:
 
 
 def reading_order(things: Sequence[Thing]) -> list[Thing]:
-    """Line by line, from the left; empty where lines overlap or things lie on each other."""
+    """Return things line by line, from the left; empty where lines overlap or things lie on each other."""
     lines: list[list[Thing]] = []
-    for thing in sorted(things, key=lambda each: each.box[1] + each.box[3]):
+    for thing in sorted(things, key=lambda thing: thing.box[1] + thing.box[3]):
         middle = (thing.box[1] + thing.box[3]) / 2
-        if lines and middle < min(each.box[3] for each in lines[-1]):
+        if lines and middle < min(line.box[3] for line in lines[-1]):
             lines[-1].append(thing)
         else:
             lines.append([thing])
-    found: list[Thing] = []
+    ordered: list[Thing] = []
     bottom = float("-inf")
     for line in lines:
-        line.sort(key=lambda each: each.box[0])
-        high = min(each.box[3] - each.box[1] for each in line)
-        if min(each.box[1] for each in line) < bottom - high / 4:
+        line.sort(key=lambda thing: thing.box[0])
+        high = min(thing.box[3] - thing.box[1] for thing in line)
+        if min(thing.box[1] for thing in line) < bottom - high / 4:
             return []
         if any(b.box[0] < a.box[2] - 2 for a, b in pairwise(line)):
             return []
-        bottom = max(each.box[3] for each in line)
-        found += line
-    return found
+        bottom = max(thing.box[3] for thing in line)
+        ordered += line
+    return ordered
 
 
 def tables(cells: Sequence[Thing]) -> list[list[list[Thing]]]:
-    """Rows of cells of each table that has a cell in every place, two rows and columns at least."""
+    """Return the rows of cells of each table that has a cell in every place, two rows and columns at least."""
     rows: list[list[Thing]] = []
-    for cell in sorted(cells, key=lambda each: (round(each.box[1] / 3), each.box[0])):
+    for cell in sorted(cells, key=lambda cell: (round(cell.box[1] / 3), cell.box[0])):
         before = rows[-1][-1].box if rows else None
         if before and abs(before[1] - cell.box[1]) <= 3 and -3 <= cell.box[0] - before[2] <= 7:
             rows[-1].append(cell)
         else:
             rows.append([cell])
-    found: list[list[list[Thing]]] = []
+    blocks: list[list[list[Thing]]] = []
     for row in rows:
-        above = found[-1][-1] if found else []
+        above = blocks[-1][-1] if blocks else []
         fits = len(above) == len(row) and all(
             abs(a.box[0] - b.box[0]) <= 3 and -3 <= b.box[1] - a.box[3] <= 7
             for a, b in zip(above, row, strict=False)
         )
         if fits:
-            found[-1].append(row)
+            blocks[-1].append(row)
         else:
-            found.append([row])
-    touching = {id(cell) for table in found if len(table) > 1 for row in table for cell in row}
-    whole = len(touching) == len(cells) or len(found) == sum(len(t) > 1 for t in found)
-    return [table for table in found if len(table) > 1 and len(table[0]) > 1] if whole else []
+            blocks.append([row])
+    touching = {id(cell) for table in blocks if len(table) > 1 for row in table for cell in row}
+    whole = len(touching) == len(cells) or len(blocks) == sum(len(t) > 1 for t in blocks)
+    return [table for table in blocks if len(table) > 1 and len(table[0]) > 1] if whole else []
 
 
-def _named(table: list[list[Thing]]) -> list[Cell]:
-    heads = [each.label for each in table[0]]
+def _name_cells(table: list[list[Thing]]) -> list[Cell]:
+    heads = [cell.label for cell in table[0]]
     return [
         (row[0].label, heads[at], cell)
         for row in table[1:]
@@ -271,16 +273,20 @@ def _next(anchor: Thing, others: Sequence[Thing], where: str) -> Thing | None:
         narrow = min(b[across + 2] - b[across] for b in (anchor.box, other.box))
         if gap >= -2:
             ahead.append((gap, common / narrow, other))
-    ahead.sort(key=lambda each: each[0])
-    straight = [each for each in ahead if each[1] > 0]
+    ahead.sort(key=lambda candidate: candidate[0])
+    straight = [candidate for candidate in ahead if candidate[1] > 0]
     if not straight or straight[0][1] < 0.6:
         return None
     gap, _, target = straight[0]
     size = target.box[along + 2] - target.box[along]
-    if gap > 60 or any(each[0] < gap + size * 0.7 for each in straight[1:]):
+    if gap > 60 or any(candidate[0] < gap + size * 0.7 for candidate in straight[1:]):
         return None
     # A thing beside the way that is as near makes "below" a matter of taste.
-    beside = [each for each in ahead if each[1] <= 0 and each[0] < gap + size and each[1] > -0.5]
+    beside = [
+        candidate
+        for candidate in ahead
+        if candidate[1] <= 0 and candidate[0] < gap + size and candidate[1] > -0.5
+    ]
     return None if beside else target
 
 

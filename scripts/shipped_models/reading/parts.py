@@ -26,7 +26,7 @@ COLOURS: Mapping[str, str] = {
 
 
 class Writer:
-    """Writes parts; `held_out` says whether words are of the tenth that is for tests."""
+    """A writer of parts; with `held_out`, words are of the tenth that is for tests."""
 
     def __init__(self, rng: Random, held_out: bool) -> None:
         self.rng = rng
@@ -47,7 +47,7 @@ class Writer:
         return escape(words.cased(self.rng, words.word(self.rng, self.held_out)))
 
     def label(self) -> str:
-        """One to three words, or a number."""
+        """Return one to three words, or a number."""
         return escape(words.label(self.rng, self.held_out))
 
     def value(self) -> str:
@@ -60,7 +60,7 @@ class Writer:
 
 
 def buttons(w: Writer) -> str:
-    """One to five buttons, native or as the theme has them."""
+    """Return one to five buttons, native or as the theme has them."""
     kinds = ["<button{0}>{1}</button>", '<input type="button"{0} value="{1}">']
     kinds.append('<span class="own-button" data-r="button">{1}</span>')
     kind = w.rng.choices(kinds, (6, 1, 3))[0]
@@ -89,35 +89,35 @@ def paragraph(w: Writer) -> str:
 
 
 def _field(w: Writer, name: str, width: int, placeholder: str = "") -> str:
-    named = f'data-n="{name}" style="width:{width}px"'
+    attributes = f'data-n="{name}" style="width:{width}px"'
     filled = w.chance(0.5)
-    told = f' placeholder="{placeholder}"' if placeholder else ""
+    hint = f' placeholder="{placeholder}"' if placeholder else ""
     if w.chance(0.12):
-        return f'<textarea {named} rows="2"{told}>{w.sentence(8) if filled else ""}</textarea>'
+        return f'<textarea {attributes} rows="2"{hint}>{w.sentence(8) if filled else ""}</textarea>'
     kind = "password" if w.chance(0.12) else "text"
     value = f' value="{w.value()}"' if filled else ""
-    return f'<input type="{kind}" class="own-field" {named}{told}{value}>'
+    return f'<input type="{kind}" class="own-field" {attributes}{hint}{value}>'
 
 
 def fields(w: Writer) -> str:
-    """One to three fields whose labels are beside, above or in them."""
+    """Return one to three fields whose labels are beside, above or in them."""
     place = w.rng.choice(("beside", "above", "inside", "beside"))
     width = w.rng.choice((55, 70, 80, 100, 120))
     colon = w.rng.choice(("", ":"))
-    made = []
+    parts = []
     for _ in range(w.rng.randint(1, 3)):
         name = w.rng.choice((w.word, w.word, w.label))()
         if w.chance(0.3) and not w.held_out:
             name = words.ui_word(w.rng)
         if place == "inside":
-            made.append(f"<div>{_field(w, name, width, name)}</div>")
+            parts.append(f"<div>{_field(w, name, width, name)}</div>")
             continue
         bold = w.rng.choice(("<b>{}</b>", "{}", "<span>{}</span>")).format(f"{name}{colon}")
         label = f'<label data-r="-">{bold}</label>'
         narrow = min(width, 80) if place == "beside" else width
         between = " " if place == "beside" else "<br>"
-        made.append(f"<div>{label}{between}{_field(w, name, narrow)}</div>")
-    return "".join(made)
+        parts.append(f"<div>{label}{between}{_field(w, name, narrow)}</div>")
+    return "".join(parts)
 
 
 def checks(w: Writer) -> str:
@@ -125,18 +125,18 @@ def checks(w: Writer) -> str:
     kind = w.rng.choice(("checkbox", "checkbox", "radio"))
     group, before = w.number(), w.chance(0.2)
     inline = w.chance(0.2)
-    made = []
+    parts = []
     for _ in range(w.rng.randint(2, 6)):
         name = w.rng.choice((w.word, w.label))()
         checked = " checked" if w.chance(0.35) else ""
         box = f'<input type="{kind}" name="g{group}" data-n="{name}"{checked}>'
         both = f"{name} {box}" if before else f"{box} {name}"
-        made.append(f'<label data-r="-">{both}</label>')
-    return (" " if inline else "<br>").join(made)
+        parts.append(f'<label data-r="-">{both}</label>')
+    return (" " if inline else "<br>").join(parts)
 
 
 def tabs(w: Writer) -> str:
-    """Tabs, with the text of the one that is open below: of jQuery UI, or the theme's own."""
+    """Return tabs of jQuery UI or the theme, with the text of the open one below."""
     group, count = w.number(), w.rng.randint(2, 4)
     names = [
         f"Tab #{at + 1}" if w.chance(0.3) else w.word()[: 12 if count < 3 else 7]
@@ -151,9 +151,9 @@ def tabs(w: Writer) -> str:
             f'<div id="t{group}-{at}">{body if at == 0 else ""}</div>' for at in range(count)
         )
         return f'<div class="ui-made-tabs"><ul>{heads}</ul>{panels}</div>'
-    chosen = w.rng.randrange(count)
+    selected = w.rng.randrange(count)
     heads = "".join(
-        f'<span class="own-tab{" own-chosen" if at == chosen else ""}" data-r="tab">{name}</span>'
+        f'<span class="own-tab{" own-chosen" if at == selected else ""}" data-r="tab">{name}</span>'
         for at, name in enumerate(names)
     )
     return f'<div class="own-tabs">{heads}</div>{body}'
@@ -165,7 +165,7 @@ def rows(w: Writer) -> str:
     if w.chance(0.4):
         kind = w.rng.choice(("ul", "ol"))
         return f"<{kind}>{''.join(f'<li>{w.label()}</li>' for _ in range(count))}</{kind}>"
-    made = []
+    parts = []
     for _ in range(count):
         name = w.label()
         extra = f'<div class="own-small" data-r="-">{w.sentence(5)}</div>' if w.chance(0.4) else ""
@@ -176,39 +176,39 @@ def rows(w: Writer) -> str:
         )
         right = f'<span class="own-right" data-r="-">{right or signs}</span>'
         bold = w.rng.choice((f'<b data-r="-">{name}</b>', f'<span data-r="-">{name}</span>'))
-        made.append(f'<div class="own-row" data-r="row" data-n="{name}">{right}{bold}{extra}</div>')
-    return f'<div class="own-rows">{"".join(made)}</div>'
+        parts.append(
+            f'<div class="own-row" data-r="row" data-n="{name}">{right}{bold}{extra}</div>'
+        )
+    return f'<div class="own-rows">{"".join(parts)}</div>'
 
 
 def table(w: Writer) -> str:
     """Return a table of words and numbers, with or without heads and lines."""
     columns = w.rng.randint(2, 3)
     heads = "".join(f"<th>{w.word()[:9]}</th>" for _ in range(columns))
-    made = [f"<tr>{heads}</tr>"] if w.chance(0.6) else []
+    parts = [f"<tr>{heads}</tr>"] if w.chance(0.6) else []
     for _ in range(w.rng.randint(2, 6)):
         cells = [w.word()[:10]]
         cells += [
             w.value()[:10] if w.chance(0.5) else escape(words.number(w.rng))
             for _ in range(columns - 1)
         ]
-        made.append("<tr>" + "".join(f"<td>{each}</td>" for each in cells) + "</tr>")
-    return f'<table class="own-table">{"".join(made)}</table>'
+        parts.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    return f'<table class="own-table">{"".join(parts)}</table>'
 
 
 def choice(w: Writer) -> str:
     """Return a select box: closed, or as a list of several lines. One of a page may be opened by a click."""
     options = [w.label() for _ in range(w.rng.randint(2, 8))]
-    chosen = w.rng.randrange(len(options))
-    made = "".join(
-        f"<option{' selected' if at == chosen else ''}>{each}</option>"
-        for at, each in enumerate(options)
+    selected = w.rng.randrange(len(options))
+    entries = "".join(
+        f"<option{' selected' if at == selected else ''}>{option}</option>"
+        for at, option in enumerate(options)
     )
     name = w.word()
     size = f' size="{min(len(options), 5)}"' if w.chance(0.3) else ""
     label = f'<label data-r="-">{name}:</label> ' if w.chance(0.5) else ""
-    return (
-        f'{label}<select class="own-select" data-n="{name if label else ""}"{size}>{made}</select>'
-    )
+    return f'{label}<select class="own-select" data-n="{name if label else ""}"{size}>{entries}</select>'
 
 
 def menu(w: Writer) -> str:
@@ -222,12 +222,12 @@ def menu(w: Writer) -> str:
         inner = "".join(f"<li><div>{name}</div></li>" for name in names)
         return f'<ul class="ui-made-menu" style="width:{w.rng.randint(60, 110)}px">{inner}</ul>'
     name = "own-bar" if kind < 0.7 else "own-column"
-    inner = "".join(f'<span class="own-item" data-r="item">{each}</span>' for each in names)
+    inner = "".join(f'<span class="own-item" data-r="item">{name}</span>' for name in names)
     return f'<div class="{name}">{inner}</div>'
 
 
-def _drawn(w: Writer, x: float, y: float, radius: float) -> str:
-    """One shape, digit or letter around a point of an SVG."""
+def _sign_or_shape(w: Writer, x: float, y: float, radius: float) -> str:
+    """Return one shape, digit or letter around a point of an SVG."""
     colour = w.rng.choice([*COLOURS])
     size = "small" if radius <= 8 else "large" if radius >= 13 else ""
     paint = f'fill="{colour}" data-c="{colour}" data-z="{size}"'
@@ -253,7 +253,7 @@ def _drawn(w: Writer, x: float, y: float, radius: float) -> str:
 
 
 def shapes(w: Writer) -> str:
-    """Shapes, digits and letters in colours, on a lattice so that none covers another."""
+    """Return shapes, digits and letters in colours, on a lattice so that none covers another."""
     wide, high = 150, w.rng.randint(50, 130)
     cell = w.rng.choice((24, 30, 38))
     places = [
@@ -261,77 +261,81 @@ def shapes(w: Writer) -> str:
         for row in range(high // cell)
         for column in range(wide // cell)
     ]
-    drawn = []
+    elements = []
     for x, y in w.rng.sample(places, min(len(places), w.rng.randint(2, 10))):
         radius = w.rng.uniform(5, cell / 2 - 1)
         slack = max(0.0, cell / 2 - radius - 1)
         across, down = (w.rng.uniform(-slack, slack) for _ in range(2))
-        drawn.append(_drawn(w, round(x + across, 1), round(y + down, 1), round(radius, 1)))
+        elements.append(
+            _sign_or_shape(w, round(x + across, 1), round(y + down, 1), round(radius, 1))
+        )
         if w.chance(0.08) and radius > 9:
             sign = w.rng.randrange(10)
             at = f'x="{x + across:.1f}" y="{y + down:.1f}" text-anchor="middle"'
-            drawn[-1] = (
+            elements[-1] = (
                 f'<circle cx="{x + across:.1f}" cy="{y + down:.1f}" r="{radius:.1f}" fill="none" '
                 f'stroke="black" data-r="-"/><text {at} dominant-baseline="central" '
                 f'font-size="{radius:.1f}" data-c="black">{sign}</text>'
             )
     border = w.rng.choice(("", "border:1px solid #888"))
-    return f'<svg width="{wide}" height="{high}" style="{border}">{"".join(drawn)}</svg>'
+    return f'<svg width="{wide}" height="{high}" style="{border}">{"".join(elements)}</svg>'
 
 
 def tiles(w: Writer) -> str:
-    """Coloured squares in a row or a grid."""
+    """Return coloured squares in a row or a grid."""
     side = w.rng.choice((14, 18, 24, 30, 44))
     count = w.rng.randint(2, min(10, 2 * (150 // (side + 6))))
-    made = []
+    parts = []
     for _ in range(count):
         colour = w.rng.choice([*COLOURS])
         style = f"width:{side}px;height:{side}px;background:{colour}"
-        made.append(
+        parts.append(
             f'<div class="own-tile" style="{style}" data-r="shape" data-c="{colour}" data-n=""></div>'
         )
-    return "".join(made)
+    return "".join(parts)
 
 
 def icons(w: Writer) -> str:
-    """Signs in little boxes that can be pressed."""
-    made = []
+    """Return signs in little boxes that can be pressed."""
+    parts = []
     for _ in range(w.rng.randint(2, 6)):
         sign = escape(words.sign(w.rng)[:3], quote=True)
-        made.append(f'<span class="own-sign" data-r="button" data-n="{sign}">{sign}</span>')
-    return " ".join(made)
+        parts.append(f'<span class="own-sign" data-r="button" data-n="{sign}">{sign}</span>')
+    return " ".join(parts)
 
 
 def keypad(w: Writer) -> str:
-    """Buttons with one digit, letter or sign each, in rows."""
+    """Return buttons with one digit, letter or sign each, in rows."""
     signs = w.rng.choice(("0123456789", "123456789*0#", "abcdefghi", "ABCDEFGHI", "+-*/=%"))
     columns = w.rng.choice((3, 4, 5))
-    made = []
+    parts = []
     for at, sign in enumerate(signs):
-        made.append(f'<button class="own-key">{escape(sign)}</button>')
+        parts.append(f'<button class="own-key">{escape(sign)}</button>')
         if at % columns == columns - 1:
-            made.append("<br>")
-    return "".join(made)
+            parts.append("<br>")
+    return "".join(parts)
 
 
 def slider(w: Writer) -> str:
     """Return a slider, with or without the number at which it stands."""
     most = w.rng.choice((5, 10, 20, 100))
     value = w.rng.randint(0, most)
-    shown = f'<span data-r="text">{value}</span>' if w.chance(0.6) else ""
+    readout = f'<span data-r="text">{value}</span>' if w.chance(0.6) else ""
     if w.chance(0.6):
-        made = f'<div class="ui-made-slider" data-v="{value}" data-most="{most}" data-n=""></div>'
+        control = (
+            f'<div class="ui-made-slider" data-v="{value}" data-most="{most}" data-n=""></div>'
+        )
     else:
-        made = f'<input type="range" min="0" max="{most}" value="{value}" data-n="">'
-    return f"<div>{made}{shown}</div>"
+        control = f'<input type="range" min="0" max="{most}" value="{value}" data-n="">'
+    return f"<div>{control}{readout}</div>"
 
 
 def sections(w: Writer) -> str:
-    """Heads of which one is open, as jQuery UI's accordion has them."""
-    made = "".join(
+    """Return heads of which one is open, as jQuery UI's accordion has them."""
+    parts = "".join(
         f"<h3>{w.label()}</h3><div><p>{w.sentence(8)}</p></div>" for _ in range(w.rng.randint(2, 4))
     )
-    return f'<div class="ui-made-accordion">{made}</div>'
+    return f'<div class="ui-made-accordion">{parts}</div>'
 
 
 def calendar(w: Writer) -> str:
@@ -346,12 +350,12 @@ def spinner(w: Writer) -> str:
 
 
 def facts(w: Writer) -> str:
-    """Names and what they are: "Price: $33"."""
-    made = []
+    """Return names and their values: "Price: $33"."""
+    parts = []
     for _ in range(w.rng.randint(1, 4)):
-        said = escape(words.number(w.rng)) if w.chance(0.6) else w.value()
-        made.append(f'<div>{w.word()}: <b data-r="text">{said}</b></div>')
-    return "".join(made)
+        fact = escape(words.number(w.rng)) if w.chance(0.6) else w.value()
+        parts.append(f'<div>{w.word()}: <b data-r="text">{fact}</b></div>')
+    return "".join(parts)
 
 
 def post(w: Writer) -> str:
@@ -368,18 +372,18 @@ def post(w: Writer) -> str:
 
 def dialog(w: Writer) -> str:
     """Return a dialog on top of what is there: of jQuery UI, or the theme's own."""
-    named = w.word() if w.held_out else words.ui_word(w.rng)
+    answer = w.word() if w.held_out else words.ui_word(w.rng)
     inner = f"<p>{w.sentence(9)}</p>"
     if w.chance(0.3):
         inner += fields(w)
     if w.chance(0.5):
-        buttons_named = ",".join({named, w.word()})
+        buttons_named = ",".join({answer, w.word()})
         return f'<div class="ui-made-dialog" title="{w.word()}" data-buttons="{buttons_named}">{inner}</div>'
     top, left, width = w.rng.randint(52, 90), w.rng.randint(2, 30), w.rng.randint(95, 128)
     close = '<span class="own-right own-close" data-r="button" data-n="x">x</span>'
     return (
         f'<div class="own-dialog" style="top:{top}px;left:{left}px;width:{width}px">{close}'
-        f'<b data-r="heading">{w.word()}</b>{inner}<button>{named}</button> '
+        f'<b data-r="heading">{w.word()}</b>{inner}<button>{answer}</button> '
         f"<button>{w.word()}</button></div>"
     )
 

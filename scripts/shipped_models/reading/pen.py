@@ -61,7 +61,7 @@ _NOISE_SIDE = 512
 
 
 def luminance(colour: Rgb) -> float:
-    """Relative luminance, 0 to 1 (WCAG 2.2)."""
+    """Return the relative luminance, 0 to 1 (WCAG 2.2)."""
     red, green, blue = (
         v / 255 / 12.92 if v <= 10 else ((v / 255 + 0.055) / 1.055) ** 2.4 for v in colour
     )
@@ -69,14 +69,14 @@ def luminance(colour: Rgb) -> float:
 
 
 def contrast(one: Rgb, other: Rgb) -> float:
-    """Contrast ratio, 1 to 21 (WCAG 2.2)."""
+    """Return the contrast ratio, 1 to 21 (WCAG 2.2)."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
 @dataclass(frozen=True)
 class Theme:
-    """What a screen's parts are painted with."""
+    """The colours of a screen's parts."""
 
     ground: Rgb
     ink: Rgb
@@ -86,21 +86,21 @@ class Theme:
     field_ink: Rgb
     edge: Rgb
     link: Rgb
-    chosen: Rgb  # the row or tab that is selected
+    selected: Rgb  # the row or tab that is selected
     chosen_ink: Rgb
 
 
 def draw_theme(rng: Random) -> Theme:
-    """Light in three of four screens, dark in the others."""
+    """Return a random theme: light in three of four screens, dark in the others."""
     light = rng.random() < 0.75
     ground = _near(rng, rng.choice((255, 250, 240, 225)) if light else rng.choice((10, 30, 50)))
     control = _near(rng, rng.randint(190, 250) if light else rng.randint(20, 90))
     if rng.random() < 0.2:
         control = rng.choice(COLOURS[rng.choice(("blue", "green", "navy", "teal", "red", "grey"))])
     field = (255, 255, 255) if light and rng.random() < 0.7 else _near(rng, 245 if light else 15)
-    chosen = _near(rng, 200 if light else 100)
+    selected = _near(rng, 200 if light else 100)
     if rng.random() < 0.5:
-        chosen = rng.choice(((28, 82, 235), (51, 122, 183), (40, 60, 90), (255, 221, 120)))
+        selected = rng.choice(((28, 82, 235), (51, 122, 183), (40, 60, 90), (255, 221, 120)))
     edge = _near(rng, rng.randint(60, 190) if light else rng.randint(90, 200))
     link: Rgb = (0, 0, 238) if light else (130, 170, 255)
     if light and rng.random() < 0.4:
@@ -114,8 +114,8 @@ def draw_theme(rng: Random) -> Theme:
         field_ink=ink_on(rng, field),
         edge=edge,
         link=link if contrast(link, ground) >= CONTRAST + 1 else ink_on(rng, ground),
-        chosen=chosen,
-        chosen_ink=ink_on(rng, chosen),
+        selected=selected,
+        chosen_ink=ink_on(rng, selected),
     )
 
 
@@ -187,7 +187,7 @@ class Pen:
     # --- drawing -------------------------------------------------------------------------------
 
     def text(self, left: float, middle: float, text: str, face: Face, ink: Rgb) -> Box:
-        """One line of text from `left`, around `middle`; returns its box."""
+        """Draw one line of text from `left`, around `middle`; return its box."""
         x, top = round(left), round(middle - face.height / 2)
         self._draw.text((x, top), text, font=face.font, fill=ink)
         y, before = top + face.height / 2, 0.0
@@ -199,7 +199,7 @@ class Pen:
         return x, top, x + before, top + face.height
 
     def centred(self, box: Box, text: str, face: Face, ink: Rgb) -> None:
-        """One line of text in the middle of a box."""
+        """Draw one line of text in the middle of a box."""
         left, top, right, bottom = box
         self.text((left + right - face.width(text)) / 2, (top + bottom) / 2, text, face, ink)
 
@@ -231,7 +231,7 @@ class Pen:
         self._image.paste(fill, (left, top), _mask(name, right - left, bottom - top))
 
     def colour(self, name: str) -> Rgb:
-        """How a colour of COLOURS looks this time."""
+        """Return a random variant of a colour of COLOURS."""
         first, second, third = (
             min(255, max(0, v + self.rng.randint(-10, 10))) for v in self.rng.choice(COLOURS[name])
         )
@@ -260,7 +260,7 @@ def encode(image: Image.Image) -> bytes:
 
 
 def _ground(rng: Random, size: tuple[int, int], theme: Theme) -> Image.Image:
-    """Plain in half of the screens; else lightly noisy, or from one colour to another like it."""
+    """Return a ground that is plain in half of the screens, else lightly noisy or a gradient."""
     kind = rng.random()
     if kind < 0.5:
         return Image.new("RGB", size, theme.ground)
@@ -288,7 +288,7 @@ def _noise() -> np.ndarray:
 
 @lru_cache(maxsize=2048)
 def _mask(name: str, width: int, height: int) -> Image.Image:
-    """Coverage of a shape, anti-aliased."""
+    """Return the coverage of a shape, anti-aliased."""
     big = Image.new("L", (width * 4, height * 4), 0)
     draw = ImageDraw.Draw(big)
     if name in ("square", "rectangle"):

@@ -1,6 +1,6 @@
 // Where a press does the same: `dartSafe(x, y, scale)` is the box around a point, in pixels of the
 // screenshot, in which a click reaches what it reaches there; null where the place itself
-// matters, which with `placed` it does on all that is no control.
+// matters.
 // `dartScrolls(scale)` are the boxes of what can be scrolled: [box, up, down, whether it is the
 // page as a whole].
 // `dartFocus()` tells whether a text field has the focus.
@@ -19,12 +19,11 @@
   const pixels = (box, scale) => [box.left, box.top, box.right, box.bottom].map((each) => Math.round(each * scale * 10) / 10);
   const holds = (box, x, y) => x >= box.left && x <= box.right && y >= box.top && y <= box.bottom;
 
-  window.dartSafe = (across, down, scale, placed) => {
+  window.dartSafe = (across, down, scale) => {
     const [x, y] = [across / scale, down / scale];
     const deepest = document.elementFromPoint(x, y);
     if (!deepest || deepest.matches(PLACES)) return null;
     const element = deepest.closest(WHOLE) ?? deepest;
-    if (placed && !element.matches(WHOLE)) return null;
     const around = [...element.getClientRects()].find((each) => holds(each, x, y)) ?? deepest.getBoundingClientRect();
     let box = cut(around, screen());
     if (!holds(box, x, y)) return null;

@@ -1,12 +1,12 @@
-"""What a screen shows, however it was drawn: the common form of every source of the small base.
+"""What a screen shows, in the form that all sources of screens of `builtin:small` share.
 
     Glyph    one printed character and where its middle is
     Thing    one thing that can be named: its role, its label, its box, how it looks
-    Asked    an instruction and its answer
+    Query    an instruction and its answer
     Scene    a screenshot with all of these
 
-Sources: `drawn.py` (Pillow), `rendered.py` (Chromium), `played.py` (pages of MiniWoB++ and the embedded
-suites). `questions.py` asks about the things of any of them.
+Sources: `drawn_screens.py` (Pillow), `browser_screens.py` (Chromium), `page_screens.py` (pages of MiniWoB++)
+and `embedded_screens.py`. `questions.py` asks about the things of any of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Thing:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Query:
     """One instruction and its answer.
 
     `answer` is text of the compact action parser in which each `{}` stands for a point in the next of `boxes`:
@@ -58,18 +58,18 @@ class Asked:
     boxes: tuple[Box, ...] = ()
     kind: str = ""  # what it is reported under
     before: tuple[str, ...] | None = None
-    """Actions that were taken before, as text, which the prompt then tells; None where it does not."""
+    """Earlier actions, as text, which the prompt lists; None where it lists none."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One screenshot and what is known of it."""
+    """One screenshot and what it shows."""
 
     key: str  # equal keys are equal pictures
     png: bytes
     glyphs: tuple[Glyph, ...] = ()
     things: tuple[Thing, ...] = ()
-    asked: tuple[Asked, ...] = ()  # the source's own questions, such as a page's instruction
+    queries: tuple[Query, ...] = ()  # the source's own questions, such as a page's instruction
     unread: tuple[Box, ...] = field(default=())
     """Regions with text whose characters are not listed; tokens there teach no letters."""
 

@@ -25,7 +25,7 @@ from dart_cli.language.history import Previous
 from dart_cli.policy.forward import ImageFeatures
 from dart_cli.policy.images import ImagePreparer
 from scripts.shipped_models.build_tiny import Question, Sheet, click_distribution
-from scripts.shipped_models.reading.scene import Asked, Box, Scene, Thing
+from scripts.shipped_models.reading.scene import Box, Query, Scene, Thing
 
 CHARACTERS = 95
 """Classes of a half token: 0 is none, 1 to 94 are ASCII 33 to 126."""
@@ -74,7 +74,7 @@ class ReadSheet(Sheet):
     )  # [T, 2, 2]: from and to of that thing across and down, in shares; 0 for none
 
 
-def read_sheet(preparer: ImagePreparer, scene: Scene, asked: Sequence[Asked]) -> ReadSheet:
+def read_sheet(preparer: ImagePreparer, scene: Scene, queries: Sequence[Query]) -> ReadSheet:
     """Return a scene with these questions."""
     picture = scene.image
     width, height = picture.size
@@ -103,37 +103,37 @@ def read_sheet(preparer: ImagePreparer, scene: Scene, asked: Sequence[Asked]) ->
             unread[at] = True
     return ReadSheet(
         image,
-        [Question(prompt(a), a.answer, tuple(map(share, a.boxes)), a.kind) for a in asked],
+        [Question(prompt(a), a.answer, tuple(map(share, a.boxes)), a.kind) for a in queries],
         [],
         torch.tensor(letters, dtype=torch.long).reshape(-1, 3),
         unread,
-        *_shown(((thing, share(thing.box)) for thing in scene.things), rows, columns),
+        *_looks_and_spans(((thing, share(thing.box)) for thing in scene.things), rows, columns),
     )
 
 
-def prompt(asked: Asked) -> str:
+def prompt(query: Query) -> str:
     """Return what the model is told, as a `policy.template` of two lines, {instruction} and {previous}, has it."""
-    if asked.before is None:
-        return asked.text
-    return f"{asked.text}\n{Previous().text(asked.before)}"
+    if query.before is None:
+        return query.text
+    return f"{query.text}\n{Previous().text(query.before)}"
 
 
-def with_steps(asked: Sequence[Asked], rng: Random, share: float) -> list[Asked]:
+def with_steps(queries: Sequence[Query], rng: Random, share: float) -> list[Query]:
     """Return the same questions as `asked`, a `share` of them with random steps before, which change no answer."""
-    told = []
-    for each in asked:
-        if each.before is None and rng.random() < share:
+    results = []
+    for query in queries:
+        if query.before is None and rng.random() < share:
             steps = (
                 f"click({rng.randrange(1000)},{rng.randrange(1000)})"
                 for _ in range(rng.choice((0, 0, 1, 1, 2, 3)))
             )
-            each = replace(each, before=tuple(steps))
-        told.append(each)
-    return told
+            query = replace(query, before=tuple(steps))
+        results.append(query)
+    return results
 
 
 def _touched(box: Box, rows: int, columns: int, least: float) -> Iterable[int]:
-    """Tokens of which the box covers at least this share of each side, and that of its middle."""
+    """Yield tokens of which the box covers at least this share of each side, and the token of its middle."""
     left, top, right, bottom = box[0] * columns, box[1] * rows, box[2] * columns, box[3] * rows
     middle = (
         min(columns - 1, int((left + right) / 2)),
@@ -147,10 +147,10 @@ def _touched(box: Box, rows: int, columns: int, least: float) -> Iterable[int]:
                 yield row * columns + column
 
 
-def _shown(
+def _looks_and_spans(
     things: Iterable[tuple[Thing, Box]], rows: int, columns: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Classes [T, len(LOOKS)] and spans [T, 2, 2] of the smallest thing in each token, or of its cell."""
+    """Return classes [T, len(LOOKS)] and spans [T, 2, 2] of the smallest thing in each token, or of its cell."""
     looks = [[0] * len(LOOKS)] * (rows * columns)
     spans = [
         ((column / columns, (column + 1) / columns), (row / rows, (row + 1) / rows))
@@ -158,14 +158,14 @@ def _shown(
         for column in range(columns)
     ]
     largest_first = sorted(
-        things, key=lambda each: -(each[1][2] - each[1][0]) * (each[1][3] - each[1][1])
+        things, key=lambda thing: -(thing[1][2] - thing[1][0]) * (thing[1][3] - thing[1][1])
     )
     for thing, box in largest_first:
         ticked = "" if thing.checked is None else "ticked" if thing.checked else "clear"
-        said = (thing.role, thing.colour, thing.shape, ticked)
+        looks_of_thing = (thing.role, thing.colour, thing.shape, ticked)
         classes = [
             names.index(SAME.get(word, word)) if SAME.get(word, word) in names else UNTOLD
-            for names, word in zip(LOOKS.values(), said, strict=True)
+            for names, word in zip(LOOKS.values(), looks_of_thing, strict=True)
         ]
         left, top, right, bottom = box
         for at in _touched(box, rows, columns, 0.35):
@@ -175,7 +175,7 @@ def _shown(
 
 
 class DenseHeads(torch.nn.Module):
-    """What image tokens [T, hidden] are made to say."""
+    """Linear heads that predict what image tokens [T, hidden] show."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class DenseHeads(torch.nn.Module):
 
 
 def letter_targets(sheets: Sequence[ReadSheet]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distribution over characters [T, 2, CHARACTERS] of all tokens, and their weight [T, 2]."""
+    """Return a distribution over characters [T, 2, CHARACTERS] of all tokens, and their weight [T, 2]."""
     tokens = sum(sheet.image.tokens for sheet in sheets)
     target = torch.zeros(tokens, 2, CHARACTERS)
     start = 0
@@ -195,8 +195,8 @@ def letter_targets(sheets: Sequence[ReadSheet]) -> tuple[torch.Tensor, torch.Ten
         start += sheet.image.tokens
     some = target.sum(-1) > 0
     target[..., 0] = (~some).float()
-    known = ~torch.cat([sheet.unread for sheet in sheets])
-    weight = torch.where(some, 1.0, EMPTY) * known[:, None]
+    is_read = ~torch.cat([sheet.unread for sheet in sheets])
+    weight = torch.where(some, 1.0, EMPTY) * is_read[:, None]
     return target / target.sum(-1, keepdim=True), weight
 
 
@@ -207,54 +207,54 @@ def dense_loss(
     numbers: torch.Tensor,
 ) -> torch.Tensor:
     """Return what image tokens do not say yet: characters, looks and, through the rows of numbers, places."""
-    shown = torch.cat(features.embeds)
+    tokens = torch.cat(features.embeds)
     return (
-        letter_loss(heads, shown, sheets)
-        + LOOK * look_loss(heads, shown, sheets)
-        + PLACE * place_loss(heads, shown, sheets, numbers)
+        letter_loss(heads, tokens, sheets)
+        + LOOK * look_loss(heads, tokens, sheets)
+        + PLACE * place_loss(heads, tokens, sheets, numbers)
     )
 
 
 def letter_loss(
-    heads: DenseHeads, shown: torch.Tensor, sheets: Sequence[ReadSheet]
+    heads: DenseHeads, tokens: torch.Tensor, sheets: Sequence[ReadSheet]
 ) -> torch.Tensor:
-    """Cross entropy of the characters, a mean over halves of tokens [T, hidden]."""
+    """Return the cross entropy of the characters, a mean over halves of tokens [T, hidden]."""
     target, weight = letter_targets(sheets)
-    said = F.log_softmax(heads.letters(shown).unflatten(-1, (2, CHARACTERS)), dim=-1)
-    return (-(target * said).sum(-1) * weight).sum() / weight.sum().clamp_min(1)
+    logprobs = F.log_softmax(heads.letters(tokens).unflatten(-1, (2, CHARACTERS)), dim=-1)
+    return (-(target * logprobs).sum(-1) * weight).sum() / weight.sum().clamp_min(1)
 
 
-def look_loss(heads: DenseHeads, shown: torch.Tensor, sheets: Sequence[ReadSheet]) -> torch.Tensor:
-    """Cross entropy of the looks, each a mean over its tokens."""
+def look_loss(heads: DenseHeads, tokens: torch.Tensor, sheets: Sequence[ReadSheet]) -> torch.Tensor:
+    """Return the cross entropy of the looks, each a mean over its tokens."""
     loss = torch.zeros(())
     classes = torch.cat([sheet.looks for sheet in sheets])
     for head, goal in zip(heads.looks, classes.T, strict=True):
-        each = F.cross_entropy(head(shown), goal, reduction="none", ignore_index=UNTOLD)
+        each = F.cross_entropy(head(tokens), goal, reduction="none", ignore_index=UNTOLD)
         heavy = torch.where(goal > 0, 1.0, EMPTY) * (goal != UNTOLD)
         loss = loss + (each * heavy).sum() / heavy.sum().clamp_min(1)
     return loss
 
 
 def place_loss(
-    heads: DenseHeads, shown: torch.Tensor, sheets: Sequence[ReadSheet], numbers: torch.Tensor
+    heads: DenseHeads, tokens: torch.Tensor, sheets: Sequence[ReadSheet], numbers: torch.Tensor
 ) -> torch.Tensor:
-    """KL, nats, between where a good click on a token's thing falls and what its token says of it.
+    """Return the KL, nats, between where a good click on a token's thing falls and what its token predicts.
 
     A mean over tokens [T, hidden] and both axes; `numbers` [N, hidden] are output rows.
     """
     spans = torch.cat([sheet.spans for sheet in sheets])
     goal = click_distribution(spans.flatten(0, 1))
-    said = heads.places(shown).unflatten(-1, (2, -1)).flatten(0, 1)
-    return F.kl_div(F.log_softmax(said @ numbers.T, dim=-1), goal, reduction="batchmean")
+    points = heads.places(tokens).unflatten(-1, (2, -1)).flatten(0, 1)
+    return F.kl_div(F.log_softmax(points @ numbers.T, dim=-1), goal, reduction="batchmean")
 
 
 def letters_recall(
     heads: DenseHeads, features: ImageFeatures, sheets: Sequence[ReadSheet]
 ) -> tuple[int, int, int]:
-    """How many half tokens with a character: are said right, say any, hold any."""
-    shown = torch.cat(features.embeds)
+    """Return how many half tokens with a character are right, predict any, and hold any."""
+    tokens = torch.cat(features.embeds)
     target, weight = letter_targets(sheets)
-    best = heads.letters(shown).unflatten(-1, (2, CHARACTERS)).argmax(-1)
-    held = (target[..., 0] == 0) & (weight > 0)
-    right = (target.gather(-1, best[..., None])[..., 0] > 0) & held
-    return int(right.sum()), int(((best > 0) & (weight > 0)).sum()), int(held.sum())
+    best = heads.letters(tokens).unflatten(-1, (2, CHARACTERS)).argmax(-1)
+    has_character = (target[..., 0] == 0) & (weight > 0)
+    right = (target.gather(-1, best[..., None])[..., 0] > 0) & has_character
+    return int(right.sum()), int(((best > 0) & (weight > 0)).sum()), int(has_character.sum())

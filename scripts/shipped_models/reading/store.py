@@ -1,7 +1,7 @@
 """Scenes on disk: shards of msgpack, each scene packed by itself and unpacked when it is read.
 
 write_shard   a shard, whole or not at all
-write_shards  many, those that are there already skipped
+write_shards  many; shards that are there already are skipped
 load          all scenes of a folder, as a sequence that unpacks them one by one
 """
 
@@ -15,13 +15,13 @@ from typing import Any, overload
 
 import msgpack
 
-from scripts.shipped_models.reading.scene import Asked, Glyph, Scene, Thing
+from scripts.shipped_models.reading.scene import Glyph, Query, Scene, Thing
 
 SUFFIX = ".scenes"
 
 
 class Packed(Sequence[Scene]):
-    """Scenes as they are on disk, in memory; one is unpacked each time that it is asked for."""
+    """A sequence of packed scenes in memory; each is unpacked when it is read."""
 
     def __init__(self, packed: Sequence[bytes]) -> None:
         self._packed = packed
@@ -40,7 +40,7 @@ class Packed(Sequence[Scene]):
 
 
 def load(folder: Path, names: str = "*") -> Packed:
-    """All scenes of the shards of a folder whose names match the pattern, in the order of names."""
+    """Return all scenes of the shards of a folder whose names match the pattern, in the order of names."""
     packed: list[bytes] = []
     for path in sorted(folder.glob(f"{names}{SUFFIX}")):
         packed += msgpack.unpackb(path.read_bytes())
@@ -70,23 +70,23 @@ def write_shards(
 def _plain(scene: Scene) -> list[Any]:
     """Return a scene as lists; its picture without what is needless in it."""
     image = scene.image
-    held = io.BytesIO()
-    image.save(held, "png", compress_level=6)
+    buffer = io.BytesIO()
+    image.save(buffer, "png", compress_level=6)
     return [
         scene.key,
-        held.getvalue(),
-        ["".join(each.character for each in scene.glyphs), [[g.x, g.y] for g in scene.glyphs]],
+        buffer.getvalue(),
+        ["".join(glyph.character for glyph in scene.glyphs), [[g.x, g.y] for g in scene.glyphs]],
         [
             [t.role, t.label, t.box, t.colour, t.shape, t.size, t.checked, t.value]
             for t in scene.things
         ],
-        [[a.text, a.answer, a.boxes, a.kind, a.before] for a in scene.asked],
+        [[a.text, a.answer, a.boxes, a.kind, a.before] for a in scene.queries],
         scene.unread,
     ]
 
 
 def _unpack(plain: list[Any]) -> Scene:
-    key, png, (characters, places), things, asked, unread = plain
+    key, png, (characters, places), things, queries, unread = plain
     return Scene(
         key=key,
         png=png,
@@ -94,15 +94,15 @@ def _unpack(plain: list[Any]) -> Scene:
             Glyph(character, *place) for character, place in zip(characters, places, strict=True)
         ),
         things=tuple(Thing(role, label, tuple(box), *rest) for role, label, box, *rest in things),
-        asked=tuple(
-            Asked(
+        queries=tuple(
+            Query(
                 text,
                 answer,
                 tuple(tuple(box) for box in boxes),
                 kind,
                 before if before is None else tuple(before),
             )
-            for text, answer, boxes, kind, before in asked
+            for text, answer, boxes, kind, before in queries
         ),
         unread=tuple(tuple(box) for box in unread),
     )

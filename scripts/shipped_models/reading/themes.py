@@ -70,7 +70,7 @@ input[type=range] { width: 100px; vertical-align: middle; }
 
 
 def miniwob_theme(rng: Random, held_out: HeldOut) -> str:
-    """CSS of a page that looks as MiniWoB++'s: core.css is loaded, each page adds a little."""
+    """Return the CSS of a page that looks as MiniWoB++'s: core.css is loaded, each page adds a little."""
     size = rng.choices((9, 10, 11, 13), (1, 7, 1, 1))[0]
     family = rng.choices(("Arial", "Nimbus Sans Narrow", "DejaVu Sans"), (10, 1, 1))[0]
     forced = _forced(held_out)
@@ -104,7 +104,7 @@ def miniwob_theme(rng: Random, held_out: HeldOut) -> str:
 
 
 def free_theme(rng: Random, held_out: HeldOut) -> str:
-    """CSS of a page of another look: any family, size, weight, contrast and ground."""
+    """Return the CSS of a page of another look: any family, size, weight, contrast and ground."""
     family, size = rng.choice(FAMILIES), rng.choice(SIZES)
     second = rng.choice(FAMILIES) if rng.random() < 0.25 else family
     dark = rng.random() < 0.22
@@ -173,7 +173,7 @@ def _css(colour: tuple[int, int, int]) -> str:
 
 
 def _contrast(rng: Random, dark: bool) -> tuple[str, str]:
-    """Ink and ground: seldom as far apart as black and white, never close."""
+    """Return ink and ground: seldom as far apart as black and white, never close."""
     ground = _grey(rng, 0, 70) if dark else rng.choice(((255, 255, 255), _grey(rng, 200, 255)))
     if dark and rng.random() < 0.4:  # a full colour that white stands on
         ground = rng.choice(
@@ -188,15 +188,15 @@ def _shade(rng: Random, colour: str, by: int) -> str:
     parts = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
     sign = -1 if sum(parts) > 380 else 1
     off = rng.randint(0, by)
-    red, green, blue = (min(255, max(0, each + sign * off)) for each in parts)
+    red, green, blue = (min(255, max(0, part + sign * off)) for part in parts)
     return _css((red, green, blue))
 
 
 def _bordered(rng: Random, ground: str, ink: str, radius: int = 3) -> str:
     border = rng.choice(("1px solid #888", "1px solid #c5c5c5", "none", "2px outset #ccc"))
     fade = f"linear-gradient({ground}, {_shade(rng, ground, 60)})"
-    shown = fade if rng.random() < 0.25 else ground
-    return f"background: {shown}; color: {ink}; border: {border}; border-radius: {radius}px"
+    background = fade if rng.random() < 0.25 else ground
+    return f"background: {background}; color: {ink}; border: {border}; border-radius: {radius}px"
 
 
 def _lines(rng: Random, line: str) -> str:

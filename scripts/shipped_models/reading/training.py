@@ -1,13 +1,13 @@
-"""Training in stages, each of which can be repeated alone; a build that was killed goes on where it was.
+"""Training in stages; a build that was killed goes on where it was.
 
-    Stage       what is drawn, for how many CPU seconds
-    Trainer     model, dense heads, optimizers and their state on disk
-    answered    the exact probability of the right answer, by kind
+    Stage           what is drawn, for how many CPU seconds
+    Trainer         model, dense heads, optimizers and their state on disk
+    answer_chances  the exact probability of the right answer, by kind
 
 Matrices are trained by Muon (orthogonalised momentum), the rest by AdamW: letters came to a recall of
 0.84 in 243 CPU seconds, with AdamW alone to 0.76.
 
-Under `torchrun` each process draws its own sheets, and gradients are averaged; the first one tells and saves.
+Under `torchrun` each process draws its own sheets, and gradients are averaged; the first one reports and saves.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DRAWN_ANSWERS = ("page:", "mini idle")
 """Beginnings of kinds whose answers are drawn at random, where several would do: they are no hits."""
 
 DENSE = 2.0
-"""Weight of the dense loss beside that of answers."""
+"""Weight of the dense loss beside the loss of answers."""
 
 TEST_S, GLANCED = 420.0, 48
 """CPU seconds between two lines with tests, and the sheets of each test that such a line is of."""
@@ -66,11 +66,11 @@ class Stage:
     answer_every: int = 1  # updates between two that train answers; the others are cheap
     falls: bool = False  # whether the rate falls to 0.02 of it, from 50 % of the stage on
     rate: float = 1.0  # factor of both rates
-    told: Sequence[str] = field(default=())  # test sets of its log
+    log_tests: Sequence[str] = field(default=())  # test sets of its log
 
 
 class Trainer:
-    """Trains `policy` in place; its state lies in `folder`."""
+    """A trainer of `policy`, in place; its state lies in `folder`."""
 
     def __init__(
         self,
@@ -94,8 +94,10 @@ class Trainer:
         self._heads = DenseHeads(model.config.text_config.hidden_size)
         rows = {id(model.get_input_embeddings().weight), id(model.model.visual.pos_embed.weight)}
         matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in rows]
-        known = {id(p) for p in matrices}
-        others = [p for p in (*model.parameters(), *self._heads.parameters()) if id(p) not in known]
+        matrix_ids = {id(p) for p in matrices}
+        others = [
+            p for p in (*model.parameters(), *self._heads.parameters()) if id(p) not in matrix_ids
+        ]
         self._parameters = [*matrices, *others]
         self._optimizers = (
             (
@@ -118,42 +120,26 @@ class Trainer:
                 f"stage {stage.name} draws {', '.join(missing)}, of which the corpus has none; "
                 "make them with python -m scripts.shipped_models.reading.corpus"
             )
-        done = self._restore(stage)
+        seconds = self._restore(stage)
         rng = Random(f"small/{self._seed}/{stage.name}/{self.step}/{rank()}")
-        saved, told, started_at = done, done, self.step
-        while done < stage.seconds:
+        saved, told_at, started_at = seconds, seconds, self.step
+        while seconds < stage.seconds:
             began = time.process_time()
-            loss = self._update(stage, rng, done / stage.seconds, self.step - started_at)
-            done += (spent := summed(time.process_time() - began))
+            loss = self._update(stage, rng, seconds / stage.seconds, self.step - started_at)
+            seconds += (spent := summed(time.process_time() - began))
             self.total += spent
             self.step += 1
             if rank():
                 continue
-            if done - told > 60 or done >= stage.seconds:
-                told = done
-                yield self._line(stage, done, loss)
-            if done - saved > SAVE_S:
-                saved = done
-                self._save(f"state-{stage.name}.pt", stage, done)
+            if seconds - told_at > 60 or seconds >= stage.seconds:
+                told_at = seconds
+                yield self._line(stage, seconds, loss)
+            if seconds - saved > SAVE_S:
+                saved = seconds
+                self._save(f"state-{stage.name}.pt", stage, seconds)
         if not rank():
-            self._save(f"state-{stage.name}.pt", stage, done)
+            self._save(f"state-{stage.name}.pt", stage, seconds)
             self.save(self._folder / stage.name, {"stage": stage.name})
-
-    def warm_heads(self, draws: Mapping[str, float], seconds: float) -> None:
-        """Train the dense heads alone: they are thrown away, so weights that are given come without."""
-        model: Any = self._policy.model
-        stage, rng = Stage("heads", seconds, draws), Random(f"small/{self._seed}/heads")
-        optimizer = torch.optim.AdamW(self._heads.parameters(), lr=2e-3)
-        began = time.process_time()
-        while time.process_time() - began < seconds:
-            sheets = self._batch(stage, rng)
-            with torch.no_grad():
-                features = image_features(model, [sheet.image for sheet in sheets])
-            loss = self._dense_loss(features, sheets)
-            self._heads.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-        average(list(self._heads.parameters()), of_gradients=False)
 
     def save(self, folder: Path, build: dict[str, Any]) -> None:
         """Write the model as a Hugging Face folder."""
@@ -162,31 +148,21 @@ class Trainer:
         model: Any = policy.model
         tiny.save(folder, model, policy.tokenizer, policy.images.processor, build)  # type: ignore[arg-type]
 
-    def load(self, name: str) -> None:
-        """Take the state of stage `name`. Raises UserError where there is none."""
-        path = self._folder / f"state-{name}.pt"
-        if not path.is_file():
-            raise UserError(
-                f"{path} is not there; train stage {name} first, or give --weights FOLDER"
-            )
-        self._take(torch.load(path, weights_only=True))
-
     def _restore(self, stage: Stage) -> float:
         path = self._folder / f"state-{stage.name}.pt"
         if not path.is_file():
             return 0.0
         state = torch.load(path, weights_only=True)
-        self._take(state)
-        return float(state["done"])
-
-    def _take(self, state: dict[str, Any]) -> None:
         self._policy.model.load_state_dict(state["model"])
         self._heads.load_state_dict(state["heads"])
-        for (optimizer, _), kept in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(kept)
+        for (optimizer, _), optimizer_state in zip(
+            self._optimizers, state["optimizers"], strict=True
+        ):
+            optimizer.load_state_dict(optimizer_state)
         self.total, self.step = state["total"], state["step"]
+        return float(state["done"])
 
-    def _save(self, name: str, stage: Stage, done: float) -> None:
+    def _save(self, name: str, stage: Stage, seconds: float) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         state = {
             "model": self._policy.model.state_dict(),
@@ -195,7 +171,7 @@ class Trainer:
             "total": self.total,
             "step": self.step,
             "stage": stage.name,
-            "done": done,
+            "done": seconds,
         }
         part = self._folder / f"{name}.part"
         torch.save(state, part)
@@ -220,7 +196,7 @@ class Trainer:
         for optimizer, _ in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        average(self._parameters)
+        average_gradients(self._parameters)
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
         for optimizer, _ in self._optimizers:
             optimizer.step()
@@ -240,27 +216,31 @@ class Trainer:
             sheets.append(self._sources[name](rng))
         return sheets
 
-    def _line(self, stage: Stage, done: float, loss: float) -> str:
+    def _line(self, stage: Stage, seconds: float, loss: float) -> str:
         line: dict[str, Any] = {
             "stage": stage.name,
-            "done_s": round(done),
+            "done_s": round(seconds),
             "cpu_s": round(self.total),
             "step": self.step,
             "loss": round(loss, 3),
         }
-        if done - self._last_test > TEST_S or done >= stage.seconds or done < self._last_test:
-            self._last_test = done
-            for name in stage.told:
+        if (
+            seconds - self._last_test > TEST_S
+            or seconds >= stage.seconds
+            or seconds < self._last_test
+        ):
+            self._last_test = seconds
+            for name in stage.log_tests:
                 if name in self.tests:
-                    line[name] = self.told(name, stage.answers, GLANCED)
+                    line[name] = self.score(name, stage.answers, GLANCED)
         text = json.dumps(line)
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(text + "\n")
         return text
 
-    def told(self, name: str, answers: bool = True, most: int | None = None) -> dict[str, float]:
-        """Letters and the probability of right answers, by kind, on a test set or its first part."""
+    def score(self, name: str, answers: bool = True, most: int | None = None) -> dict[str, float]:
+        """Return letters and the probability of right answers, by kind, on a test set or its first part."""
         sheets = self.tests[name][:most]
         model: Any = self._policy.model.eval()
         counts = [0, 0, 0]
@@ -274,19 +254,19 @@ class Trainer:
                         counts, letters_recall(self._heads, features, part), strict=True
                     )
                 ]
-        right, said, held = counts
+        right, predicted, present = counts
         result = {
-            "letters_recall": round(right / max(1, held), 3),
-            "letters_precision": round(right / max(1, said), 3),
+            "letters_recall": round(right / max(1, present), 3),
+            "letters_precision": round(right / max(1, predicted), 3),
         }
         if answers:
-            chances = answered(self._policy, self._packer, sheets)
+            chances = answer_chances(self._policy, self._packer, sheets)
             result |= {kind: round(value, 3) for kind, (value, _) in sorted(chances.items())}
         return result
 
 
 def rank() -> int:
-    """Which process of the build this is."""
+    """Return the number of this process in the build."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -298,38 +278,38 @@ def summed(value: float) -> float:
     return float(total)
 
 
-def average(parameters: Sequence[torch.nn.Parameter], *, of_gradients: bool = True) -> None:
-    """Take the mean of all processes for each gradient, or for each parameter itself."""
+def average_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Replace each gradient by its mean over the processes of the build."""
     if not dist.is_initialized():
         return
-    tensors = []
+    gradients = []
     for parameter in parameters:
-        if of_gradients and parameter.grad is None:
+        if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        gradient = parameter.grad
-        tensors.append(gradient if of_gradients and gradient is not None else parameter.detach())
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
+        gradients.append(parameter.grad)
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    for tensor, mean in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-        tensor.copy_(mean.view_as(tensor))
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, mean in zip(gradients, parts, strict=True):
+        gradient.copy_(mean.view_as(gradient))
 
 
 @torch.inference_mode()
-def answered(
+def answer_chances(
     policy: LoadedPolicy, packer: Packer, sheets: Sequence[ReadSheet], batch: int = 16
 ) -> dict[str, tuple[float, int]]:
-    """Mean probability of the right answer, and how many questions, by kind and over `all`.
+    """Return the mean probability of the right answer and the number of questions, by kind and over `all`.
 
     `hit` is over the questions that one press answers, but those of DRAWN_ANSWERS.
     Of an answer with points it is the probability that each x falls inside its box, times that for y
-    given an x within it, times that of the words around them.
+    given an x within it, times the probability of the words around them.
     """
     model: Any = policy.model.eval()
     rng = Random("evaluate")
     zero = policy.tokenizer.convert_tokens_to_ids("0")
     at = (torch.arange(tiny.NUMBERS) + 0.5) / tiny.NUMBERS
-    found: dict[str, list[float]] = defaultdict(list)
+    by_kind: dict[str, list[float]] = defaultdict(list)
     asking = [sheet for sheet in sheets if sheet.questions]
     for start in range(0, len(asking), batch):
         part = asking[start : start + batch]
@@ -357,10 +337,10 @@ def answered(
         chances = total.exp().unflatten(0, (len(part), most)).tolist()
         for row, sheet in zip(chances, part, strict=True):
             for chance, question in zip(row[1:], sheet.questions, strict=False):
-                found["all"].append(chance)
+                by_kind["all"].append(chance)
                 if question.answer.endswith("click({})") and not question.kind.startswith(
                     DRAWN_ANSWERS
                 ):
-                    found["hit"].append(chance)
-                found[question.kind].append(chance)
-    return {kind: (sum(values) / len(values), len(values)) for kind, values in found.items()}
+                    by_kind["hit"].append(chance)
+                by_kind[question.kind].append(chance)
+    return {kind: (sum(values) / len(values), len(values)) for kind, values in by_kind.items()}

@@ -51,7 +51,7 @@ DOMAINS = "com org net io de".split()
 
 
 def is_held_out(text: str) -> bool:
-    """Whether a pronounceable word is for tests alone; its case does not matter."""
+    """Return True if a pronounceable word is for tests alone; its case does not matter."""
     return zlib.crc32(text.lower().encode()) % 10 == 0
 
 
@@ -125,7 +125,7 @@ def email(rng: Random, held_out: bool) -> str:
 
 
 def password(rng: Random) -> str:
-    """Letters and digits without sense, 2 to 8 of them."""
+    """Return 2 to 8 random letters and digits."""
     return "".join(
         rng.choice("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
         for _ in range(rng.randint(2, 8))
@@ -133,7 +133,7 @@ def password(rng: Random) -> str:
 
 
 def sign(rng: Random) -> str:
-    """One sign, or two or three that belong together."""
+    """Return one sign, or two or three that belong together."""
     return rng.choice(SIGNS)
 
 
@@ -150,9 +150,9 @@ def label(rng: Random, held_out: bool) -> str:
     count = rng.choices((1, 2, 3), (70, 24, 6))[0]
     others = [word(rng, held_out) for _ in range(count - 1)]
     if first.isupper():
-        others = [each.upper() for each in others]
+        others = [other.upper() for other in others]
     elif first[0].isupper() and rng.random() < 0.4:
-        others = [each.capitalize() for each in others]
+        others = [other.capitalize() for other in others]
     if rng.random() < 0.04:
         others.append(str(rng.randint(1, 99)))
     return " ".join([first, *others])
@@ -178,18 +178,18 @@ def value(rng: Random, held_out: bool) -> str:
 
 def sentence(rng: Random, held_out: bool, most: int = 14) -> str:
     """Return running text of 3 to `most` words: a capital first, commas, a full stop."""
-    said = [word(rng, held_out) for _ in range(rng.randint(3, max(3, most)))]
-    said[0] = said[0].capitalize()
-    for at in range(1, len(said) - 1):
+    tokens = [word(rng, held_out) for _ in range(rng.randint(3, max(3, most)))]
+    tokens[0] = tokens[0].capitalize()
+    for at in range(1, len(tokens) - 1):
         if rng.random() < 0.08:
-            said[at] += rng.choice((",", ",", ";", ":"))
+            tokens[at] += rng.choice((",", ",", ";", ":"))
         elif rng.random() < 0.04:
-            said[at] = number(rng)
-    return " ".join(said) + rng.choices((".", "?", "!"), (8, 1, 1))[0]
+            tokens[at] = number(rng)
+    return " ".join(tokens) + rng.choices((".", "?", "!"), (8, 1, 1))[0]
 
 
 def _pronounceable(rng: Random) -> str:
-    """Consonants and vowels in turn, now and then two of them at once."""
+    """Return consonants and vowels in turn, now and then two of them at once."""
     parts = rng.randint(3, 7) if rng.random() < 0.92 else 2
     is_vowel = rng.random() < 0.4
     text = ""

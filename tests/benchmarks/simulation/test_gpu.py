@@ -52,14 +52,14 @@ def live(
             for request in decoding:
                 request.versions.append(version)
             for request in [each for each in decoding if len(each.versions) == each.tokens]:
-                request.ended = now
+                request.ended_at = now
                 decoding.remove(request)
         else:
             now = min([coming[0].arrived, *(at for at, _, _ in swaps)])
 
 
 def versions_of(job: SimulatedRequest) -> list[int]:
-    starts = [start for start, _ in job.versions[1:]] + [job.done]
+    starts = [start for start, _ in job.versions[1:]] + [job.iterations]
     found: list[int] = []
     for (_, version), end in zip(job.versions, starts, strict=True):
         found += [version] * (end - len(found))
@@ -97,11 +97,11 @@ def test_it_agrees_with_a_simulation_of_every_iteration(seed: int) -> None:
         ended += replica.advance(replica.next_event)
 
     assert len(ended) == len(slow) == len(set(ended))
-    assert [job.ended for job in ended] == sorted(job.ended or 0.0 for job in ended)
+    assert [job.ended_at for job in ended] == sorted(job.ended_at or 0.0 for job in ended)
     for each in slow:
         job = jobs[each.name]
         assert job.started == pytest.approx(each.started, abs=1e-6)
-        assert job.ended == pytest.approx(each.ended, abs=1e-6)
+        assert job.ended_at == pytest.approx(each.ended_at, abs=1e-6)
         assert versions_of(job) == each.versions
     assert len({version for each in slow for version in each.versions}) >= 3
     assert replica.prefills == len(slow)
@@ -119,7 +119,7 @@ def test_every_second_is_in_one_phase_and_the_places_are_counted() -> None:
     assert (replica.running, replica.waiting) == (2, 1)
     swap = replica.swap(3.8, 1, 0.25)  # in the midst of the second prefill, which ends at 4
     replica.advance(20.0)
-    assert (swap.halted, swap.ended) == (4.0, 4.25)
+    assert (swap.halted, swap.ended_at) == (4.0, 4.25)
     gauges = replica.gauges()
     assert gauges["seconds.starting"] == pytest.approx(1.5)
     assert gauges["seconds.syncing"] == pytest.approx(0.25)
@@ -148,11 +148,11 @@ def test_interrupted_and_submitted_again_no_token_is_lost_or_drawn_twice(seed: i
         assert len(ended) + len(suspended) == len(names)
         assert replica.running == replica.waiting == 0
         for job in ended:
-            assert job.done == left.pop(names[job]) == len(versions_of(job))
-            done += job.done
+            assert job.iterations == left.pop(names[job]) == len(versions_of(job))
+            done += job.iterations
         for job in suspended:
-            left[names[job]] -= job.done
-            done += job.done
+            left[names[job]] -= job.iterations
+            done += job.iterations
             assert left[names[job]] >= 1
         names = {replica.submit(now, name, tokens): name for name, tokens in left.items()}
     assert done == total == replica.tokens
@@ -229,7 +229,7 @@ def test_the_limits_are_reached_and_never_passed(max_batch: int, cached_share: f
     while math.isfinite(replica.next_event):
         for job in replica.advance(replica.next_event):
             ended += 1
-            ask(job.ended or 0.0)
+            ask(job.ended_at or 0.0)
     assert ended == count + 1
     assert ended / replica.now == pytest.approx(limit.requests_per_s, rel=0.03)
 

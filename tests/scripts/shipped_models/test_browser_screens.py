@@ -14,8 +14,8 @@ from envs.contract.registry import load_suite, make_env
 from envs.suites.miniwob.env import MiniwobEnv
 from scripts.shipped_models.reading import words
 from scripts.shipped_models.reading.browser_screens import Canvas, rendered_scenes
-from scripts.shipped_models.reading.episode_screens import demonstrations, page_scenes
-from scripts.shipped_models.reading.scene import Asked, Glyph, Scene, Thing
+from scripts.shipped_models.reading.page_screens import page_scenes
+from scripts.shipped_models.reading.scene import Glyph, Query, Scene, Thing
 from scripts.shipped_models.reading.store import load, write_shard
 
 
@@ -67,11 +67,11 @@ def test_labels_and_values_are_printable_and_repeat_with_their_seed() -> None:
 
 def test_a_shard_gives_back_what_was_written(tmp_path: Path, canvas: Canvas) -> None:
     first = next(iter(rendered_scenes(canvas, "store", 1)))
-    asked = (Asked("click a", "click({})", ((1.0, 2.0, 3.0, 4.0),), "named", ("type(b)",)),)
+    asked = (Query("click a", "click({})", ((1.0, 2.0, 3.0, 4.0),), "named", ("type(b)",)),)
     scene = Scene("key", first.png, (Glyph("a", 1.5, 2.0),), first.things, asked)
     assert write_shard(tmp_path / "one.scenes", [scene, first]) == 2
     back = load(tmp_path)[0]
-    assert (back.glyphs, back.things, back.asked) == (scene.glyphs, scene.things, scene.asked)
+    assert (back.glyphs, back.things, back.queries) == (scene.glyphs, scene.things, scene.queries)
     assert np.array_equal(np.asarray(back.image), np.asarray(first.image))
 
 
@@ -116,7 +116,7 @@ def test_a_number_and_a_seed_give_the_same_page(canvas: Canvas) -> None:
 
 def test_a_page_of_one_step_is_answered_by_what_solves_it(env: MiniwobEnv) -> None:
     (scene,) = page_scenes(env, "click-button", [3], Random(0))
-    (asked,) = scene.asked
+    (asked,) = scene.queries
     name = asked.text.split('"')[1]
     left, top, right, bottom = asked.boxes[0]
     x, y = (left + right) / 2, (top + bottom) / 2
@@ -127,11 +127,3 @@ def test_a_page_of_one_step_is_answered_by_what_solves_it(env: MiniwobEnv) -> No
     ]
     assert asked.answer == "click({})"
     assert name in held
-
-
-def test_demonstrations_tell_the_steps_before(env: MiniwobEnv) -> None:
-    steps = [scene.asked[0] for scene in demonstrations(env, "enter-text", range(4))]
-    typed = [step for step in steps if step.answer.startswith("type(")]
-    assert typed
-    assert all(step.answer[5:-1] in step.text for step in typed)
-    assert all(step.before for step in typed)

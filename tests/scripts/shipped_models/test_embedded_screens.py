@@ -18,14 +18,14 @@ def test_a_mini_scene_is_the_tiny_bases_screen_with_its_wording() -> None:
         scene, screen = mini_scene(seed), grounding_screen(seed)
         assert ImageChops.difference(scene.image, screen.image).getbbox() is None
         boxes = {text: tuple(box) for text, box in screen.questions}
-        for asked in scene.asked:
+        for asked in scene.queries:
             if asked.kind == "mini":
                 assert asked.boxes == (boxes[asked.text],)
             elif asked.kind == "mini idle":
                 assert asked.boxes[0] in {tuple(sight) for sight in screen.sights}
             else:
                 assert (asked.text, asked.answer) == ("what screen", screen.kind)
-        assert {a.text for a in scene.asked} <= {*INSTRUCTIONS, "what screen"}
+        assert {a.text for a in scene.queries} <= {*INSTRUCTIONS, "what screen"}
 
 
 @pytest.mark.parametrize("suite", ["desk", "apps"])

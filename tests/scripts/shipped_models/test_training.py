@@ -22,7 +22,7 @@ from scripts.shipped_models.build_tiny import SPREAD, Packer
 from scripts.shipped_models.reading.drawn_screens import drawn_scene
 from scripts.shipped_models.reading.faces import DEJAVU
 from scripts.shipped_models.reading.muon import Muon
-from scripts.shipped_models.reading.scene import Asked, Glyph, Scene, Thing
+from scripts.shipped_models.reading.scene import Glyph, Query, Scene, Thing
 from scripts.shipped_models.reading.sheets import (
     CHARACTERS,
     LOOKS,
@@ -33,7 +33,7 @@ from scripts.shipped_models.reading.sheets import (
     place_loss,
     read_sheet,
 )
-from scripts.shipped_models.reading.training import Stage, Trainer, answered
+from scripts.shipped_models.reading.training import Stage, Trainer, answer_chances
 from scripts.shipped_models.reading.vocabulary import SMALL_WORDS
 
 pytestmark = pytest.mark.skipif(
@@ -53,7 +53,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> LoadedPolicy:
     return load_policy(folder)
 
 
-def scene_of(asked: tuple[Asked, ...] = ()) -> Scene:
+def scene_of(asked: tuple[Query, ...] = ()) -> Scene:
     drawn = drawn_scene(3, size=(56, 28), faces="one", held_out_words=False, dense=True)
     glyphs = (Glyph("A", 16.0, 7.0), Glyph("b", 27.0, 7.0), Glyph("~", 55.0, 27.0))
     things = (Thing("button", "A", (14, 0, 28, 14), colour="gray"),)
@@ -162,10 +162,10 @@ def test_questions_are_asked_as_the_engine_renders_them(
     policy: LoadedPolicy, before: tuple[str, ...] | None
 ) -> None:
     """The probability of an answer is that of the tokens after the renderer's prompt."""
-    asked = Asked("type the word", "type(ab)", (), "type", before)
-    other = Asked("what is here", "answer(no)", (), "read")
+    asked = Query("type the word", "type(ab)", (), "type", before)
+    other = Query("what is here", "answer(no)", (), "read")
     scene = scene_of((other, asked))
-    sheet = read_sheet(policy.images, scene, scene.asked)
+    sheet = read_sheet(policy.images, scene, scene.queries)
     packer = Packer(policy.tokenizer, policy.image_token_id, policy.images.merge)
     template = "{instruction}" if before is None else "{instruction}\n{previous}"
     renderer = make_renderer(policy, PolicyConfig(action_parser="compact", template=template))
@@ -180,19 +180,19 @@ def test_questions_are_asked_as_the_engine_renders_them(
         said = logits(policy.model, inputs, last=len(answer) + 1)[0, :-1]
     logprobs = said.log_softmax(-1)
     told = logprobs.gather(1, torch.tensor(answer)[:, None]).sum().exp().item()
-    assert answered(policy, packer, [sheet])["type"][0] == pytest.approx(told, rel=1e-4)
+    assert answer_chances(policy, packer, [sheet])["type"][0] == pytest.approx(told, rel=1e-4)
 
 
 def draw(policy: LoadedPolicy, rng: Random) -> ReadSheet:
     scene = drawn_scene(rng.randrange(100), size=(56, 56), faces="one", held_out_words=False)
-    asked = [Asked("click it", "click({})", ((3, 3, 30, 20),), "click")]
+    asked = [Query("click it", "click({})", ((3, 3, 30, 20),), "click")]
     return read_sheet(policy.images, scene, asked)
 
 
 def test_a_build_that_was_ended_goes_on_where_it_was(policy: LoadedPolicy, tmp_path: Path) -> None:
     sources = {"drawn": partial(draw, policy)}
     tests = {"words": [draw(policy, Random(1))]}
-    stage = Stage("words", 0.2, {"drawn": 1.0}, told=["words"])
+    stage = Stage("words", 0.2, {"drawn": 1.0}, log_tests=["words"])
     first = Trainer(policy, tmp_path, sources, tests, seed=0)
     lines = list(first.run(stage))
     assert '"words"' in lines[-1]
@@ -207,10 +207,8 @@ def test_a_build_that_was_ended_goes_on_where_it_was(policy: LoadedPolicy, tmp_p
     assert (tmp_path / "words" / "model.safetensors").is_file()
 
 
-def test_what_a_stage_lacks_is_named_with_its_cure(policy: LoadedPolicy, tmp_path: Path) -> None:
+def test_what_a_stage_lacks_is_named_with_its_fix(policy: LoadedPolicy, tmp_path: Path) -> None:
     trainer = Trainer(policy, tmp_path, {"drawn": partial(draw, policy)}, {}, seed=0)
-    with pytest.raises(UserError, match="is not there; train stage words first"):
-        trainer.load("words")
     with pytest.raises(UserError, match=r"draws rendered 1, .*reading\.corpus"):
         list(trainer.run(Stage("all", 1.0, {"drawn": 0.5, "rendered 1": 0.5})))
 
@@ -218,12 +216,12 @@ def test_what_a_stage_lacks_is_named_with_its_cure(policy: LoadedPolicy, tmp_pat
 def test_answers_that_were_drawn_at_random_are_no_hits(policy: LoadedPolicy) -> None:
     box = (3.0, 3.0, 30.0, 20.0)
     asked = (
-        Asked("click it", "click({})", (box,), "click"),
-        Asked("do it all", "click({})", (box,), "page:click-test"),
-        Asked("type it", "type(a)", (), "type"),
+        Query("click it", "click({})", (box,), "click"),
+        Query("do it all", "click({})", (box,), "page:click-test"),
+        Query("type it", "type(a)", (), "type"),
     )
     sheet = read_sheet(policy.images, scene_of(asked), asked)
     packer = Packer(policy.tokenizer, policy.image_token_id, policy.images.merge)
-    told = answered(policy, packer, [sheet])
+    told = answer_chances(policy, packer, [sheet])
     assert told["hit"] == told["click"]
     assert told["all"][1] == 3
