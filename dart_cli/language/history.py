@@ -76,8 +76,9 @@ class History:
 
 
 HISTORY_TEXTS = 1
-"""Screens whose texts (`env.observe`) are in a prompt: the current one alone. An accessibility tree may have 8000
-characters, more than the screenshot beside it has tokens, and it lists anew what has not changed."""
+"""The number of screens whose texts (`env.observe`) are in a prompt: the current one alone. An accessibility
+tree may have 8000 characters, more than the screenshot beside it has tokens, and it repeats what has not
+changed."""
 
 
 def history_of(policy: PolicyConfig) -> History:
@@ -105,7 +106,7 @@ class Previous:
     none: str = "None"
 
     def text(self, actions: Sequence[str]) -> str:
-        """Return the lines of actions [N], oldest first, without a newline at the end."""
+        """Return the lines of actions [N], oldest first, without a newline at the end; `none` without any."""
         if not actions:
             return self.none
         lines = [

@@ -123,7 +123,7 @@ class LoadedPolicy:
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, special tokens included.
 
-        Parts between CUTs are tokenised one by one.
+        The parts between CUTs are tokenised separately, so that no special token crosses a CUT.
         """
         encode = self.tokenizer.encode
         parts = [part for part in text.split(CUT) if part]
@@ -168,7 +168,7 @@ def load_policy(
 
     Raises ModelError, which names the file and the fix, if the folder is missing, incomplete, or of an
     unsupported model class. Raises MissingPartError for adapters without peft, and DartError as
-    `check_memory`.
+    `check_memory` does.
     """
     folder = resolve(name)
     config = check_folder(folder)

@@ -72,7 +72,7 @@ class PolicyFiles:
     def check(self, model: nn.Module, skip: Collection[str] = ()) -> None:
         """Raise ModelError unless the files have every parameter of `model` in its shape.
 
-        `skip` is not checked.
+        The parameters named in `skip` are not checked.
         """
         wrong = sorted(
             name
@@ -259,7 +259,7 @@ def write_model(
 def write_adapters(
     tensors: Mapping[str, torch.Tensor], lora: LoraConfig, base: str, draft: Path
 ) -> None:
-    """Write adapters, given by their names in the model.
+    """Write adapters, which `tensors` has by their names in the model, into `draft`.
 
     `base` is the folder of the model that they adapt.
     """

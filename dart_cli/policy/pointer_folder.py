@@ -2,7 +2,7 @@
 
     add_pointer    writes another folder with the same model, a pointer head and the three pointer tokens
     attach_head    loads the head of a folder as `model.pointer_head`
-    without_head   the message for a folder without a head
+    without_head   returns the message for a folder without a head
 
 `add_pointer` copies the folder and changes four things:
 
@@ -114,7 +114,7 @@ def add_pointer(folder: Path, out: Path, seed: int = 0) -> PointerTokens:
 
 
 def _write_tokenizer(folder: Path, draft: Path) -> tuple[PointerTokens, int]:
-    """Write the tokenizer's files with the pointer tokens; return these, and the number of ids before."""
+    """Write the tokenizer's files with the pointer tokens; return them, and the number of ids before."""
     tree = read_json(folder, TOKENIZER)
     try:
         vocabulary = Tokenizer.from_file(str(folder / TOKENIZER)).get_vocab(with_added_tokens=True)

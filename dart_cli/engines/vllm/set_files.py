@@ -105,10 +105,10 @@ class AdapterVersions:
     async def add(
         self, llm: AsyncLLM, tensors: Mapping[str, torch.Tensor], version: int
     ) -> tuple[float, float]:
-        """Load a version, for which there must be room.
+        """Load a version into vLLM, which must have a free slot for it.
 
-        Return the seconds of writing its files, and of vLLM's reading them. Raises what vLLM raises; vLLM
-        then has the same versions as before.
+        Return the seconds that writing its files took, and the seconds that vLLM took to read them. Raises
+        what vLLM raises; vLLM then has the same versions as before.
         """
         from vllm.lora.request import LoRARequest
 

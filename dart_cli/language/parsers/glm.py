@@ -139,7 +139,7 @@ class GlmParser:
         return first_read(_spans(text), lambda span: self._call_at(text, span, coordinates))
 
     def _call_at(self, text: str, span: Span, coordinates: CoordinateMap) -> _Call:
-        """Return the call in a part of the text. Raises ActionError."""
+        """Return the one call in the part `span` of the text. Raises ActionError if there is none."""
         part = text[span[0] : span[1]]
         code, start = part.strip(), span[0] + len(part) - len(part.lstrip())
         calls = calls_of(code, _SIGNATURES, ("element_info",))

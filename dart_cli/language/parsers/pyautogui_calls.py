@@ -1,4 +1,4 @@
-"""Reads calls of pyautogui as one action, which may take a few lines.
+"""Reads calls of pyautogui, which may be on several lines, as one action.
 
 SIGNATURES   the calls of each dialect, with their arguments by position
 read_calls   returns the action of some calls, and the points that they name
@@ -91,7 +91,7 @@ def read_calls(
 ) -> tuple[Action, list[WrittenPoint]]:
     """Return the one action of `calls`, and its points; the code begins at character `start` of the text.
 
-    Raises ActionError.
+    Raises ActionError if the calls are no action, or more than one.
     """
     if not calls:
         raise ActionError("the code has no call")
@@ -135,7 +135,7 @@ def _step(call: Call, coordinates: CoordinateMap, start: int) -> _Step:
 
 
 def _cell(number: Any, coordinates: CoordinateMap) -> int:
-    """Return one of the model's numbers as a cell of the model's grid."""
+    """Return one of the model's numbers as a cell of the model's grid. Raises ActionError for no number."""
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ActionError("x and y are numbers")
     cells: float = number * 10**coordinates.decimals

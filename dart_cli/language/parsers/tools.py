@@ -50,7 +50,11 @@ _NO_ADDRESS = "it has no call that opens an address"
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool. `read` raises ActionError, KeyError, TypeError, ValueError or OverflowError for no action."""
+    """One tool, which reads arguments as actions and writes actions as arguments.
+
+    `read` raises ActionError, KeyError, TypeError, ValueError or OverflowError for arguments that mean no
+    action.
+    """
 
     name: str
     read: Callable[[Arguments, CoordinateMap], Action]
@@ -96,7 +100,7 @@ def _at_or_pointer(arguments: Arguments, coordinates: CoordinateMap) -> tuple[in
 
 
 def _number(value: Any) -> float:
-    """Return a finite number, which may be written as a text. Raises ActionError, ValueError."""
+    """Return a number, or a number in a text, as a float. Raises ActionError, ValueError for others."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ActionError(f"want a number, got {json.dumps(value)[:60]}")
     number = float(value)
