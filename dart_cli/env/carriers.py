@@ -52,7 +52,7 @@ itself."""
 
 
 class _Clock:
-    """A deadline of a call, which stands still while the environment is in a queue."""
+    """The deadline of a call, which stands still while the environment is in a queue."""
 
     def __init__(self, timeout: asyncio.Timeout, on_queue: OnQueue) -> None:
         self.timeout = timeout
@@ -145,7 +145,7 @@ class ThreadedEnv:
         deadline_s: float,
         on_queue: OnQueue = ignore_queue,
     ) -> Any:
-        """Return the answer to a call. Raises EnvError."""
+        """Return the answer to a call. Raises EnvError if the call fails or overruns `deadline_s`."""
         thread = self._thread = self._thread or self._start_thread()
         answer = thread.loop.create_future()
         clock = _Clock(asyncio.timeout(deadline_s), on_queue)
@@ -224,7 +224,7 @@ def stuck(name: str) -> EnvError:
 
 
 def _post(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any) -> None:
-    """Set the result of a future of another thread's loop, unless the future was cancelled."""
+    """Set the result of a future that belongs to another thread's loop, unless the future was cancelled."""
 
     def settle() -> None:
         if not future.done():
@@ -248,8 +248,8 @@ KILL_DEADLINE_S = 5.0
 class IsolatedEnv:
     """A carrier of calls to one GuiEnv in a process. See dart_cli.env.async_env.Carrier.
 
-    The process is started at the first call, after `renew`, and after it was killed since a call overran its
-    deadline or was cancelled, or since it ended by itself.
+    A call starts the process if there is none: at the first call, after `renew`, after a call that overran
+    its deadline or was cancelled, for which the process is killed, and after the process has ended by itself.
     """
 
     def __init__(
@@ -291,7 +291,10 @@ class IsolatedEnv:
         deadline_s: float,
         on_queue: OnQueue = ignore_queue,
     ) -> Any:
-        """Return the answer to a call. Raises EnvError."""
+        """Return the answer to a call.
+
+        Raises EnvError if the call fails or overruns `deadline_s`, or if the process ends.
+        """
         clock = _Clock(asyncio.timeout(deadline_s), on_queue)
         try:
             async with clock.timeout:
@@ -344,7 +347,7 @@ class IsolatedEnv:
         return self._process
 
     async def _end(self) -> str:
-        """Kill the process with its children, and return in words how it ended before that, if it did.
+        """Kill the process with its children, and return in words how it had ended, or "hung" if it had not.
 
         This waits even if it is cancelled, since the process would be left behind otherwise.
         """

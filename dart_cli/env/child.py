@@ -1,6 +1,6 @@
 """The process of one environment: `python -m dart_cli.env.child`, which IsolatedEnv starts.
 
-    main             reads which environment to make, then answers calls one by one until `close` is called
+    main             reads from its pipe which environment to make, and answers calls until `close` is called
     EnvServer        the environment, and the reply to each call
     plain            writes the arguments of a call as plain values
     pack, read_from  write and read a frame: a JSON header and a blob (a screenshot)

@@ -1,10 +1,10 @@
 """One episode: reset -> (ask the policy -> read its text -> act) ... -> verdict.
 
-    ActionSpec          how texts become actions, and what the policy sees of earlier steps
-    Policy              the protocol of what answers a screen with a completion: a router, or an engine
-                        of this process
-    TrajectorySink      the protocol of what keeps the steps and the end: the data service, or a list in
-                        memory
+    ActionSpec          reads texts as actions, and says what prompts show of earlier steps
+    Policy              the protocol of a policy, which answers a screen with a completion: a router, or an
+                        engine of this process
+    TrajectorySink      the protocol of a sink, which keeps the steps and the end: the data service, or a
+                        list in memory
     Episode             the control flow of an episode; `phase` is what it does now
     play_episode        plays an episode in one call
     slot_timer          makes the timer of a slot, which the slot's episodes update
@@ -100,7 +100,7 @@ class TrajectorySink(Protocol):
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """How observations become prompts and texts become actions, the same for all episodes of a run."""
+    """The action parser, coordinates and history of a run, which are the same for all of its episodes."""
 
     action_parser: ActionParser
     history: History
@@ -151,11 +151,11 @@ def slot_timer() -> PhaseTimer:
 
 
 class _AbandonedError(DartError):
-    """The episode cannot go on although the environment works, since the policy does not answer."""
+    """The end of an episode whose environment works: the policy does not answer, or the lease is lost."""
 
 
 class _LeaseLostError(_AbandonedError):
-    """The data service has taken the lease back: it expired, or the trajectory is not needed any more."""
+    """The error after the data service took the lease back: it expired, or the trajectory is not needed."""
 
 
 def already_true(task: Task, verdict: Verdict | None) -> str | None:
@@ -356,7 +356,10 @@ class Episode:
         action: Action,
         model_s: float,
     ) -> StepResult:
-        """Perform the action and submit the step, even if the environment broke on it."""
+        """Perform the action, submit the step, and return the result.
+
+        If the environment breaks on the action, the step is submitted before the EnvError is raised.
+        """
         self._enter("env")
         began = time.monotonic()
         broken: EnvError | None = None

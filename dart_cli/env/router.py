@@ -1,6 +1,6 @@
 """Routes each request to the least loaded rollout worker, and to another one if that fails.
 
-    fresh           leaves out workers whose weights are too old
+    fresh           leaves out candidates whose weights are too old
     choose          chooses a worker among candidates
     RolloutRouter   the policy of an episode: all rollout workers of the run behind `act`
     RoutingStats    the counters of a router
@@ -75,7 +75,7 @@ def choose(candidates: Sequence[Candidate], former: str, rng: Random) -> str:
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-"""How often a waiting caller checks whether its worker, or any worker, is alive."""
+"""Seconds between two checks, by a waiting caller, whether its worker, or any worker, is alive."""
 REPEAT_S = 15.0
 """Seconds after which a request is repeated at the same worker. A lost connection is noticed at once; a
 request holds megabytes of screenshots and a completion may take long, so that an earlier repeat would only
@@ -305,7 +305,7 @@ class RolloutRouter:
     async def _ask(
         self, worker: _RolloutWorker, request: ActRequest, request_id: bytes, deadline: float
     ) -> Completion | None:
-        """Return the worker's completion; None if the worker went away first."""
+        """Return the worker's completion; None if the worker died, stopped or was replaced before it."""
         remaining = max(0.001, deadline - time.monotonic())
         worker.in_flight += 1
         asking = asyncio.create_task(

@@ -61,8 +61,8 @@ class CoordinateMap:
     """The pixel of the mouse pointer after the actions so far; None if no action has moved it. It is needed
     by languages with calls that act where the pointer is."""
     assumes_places: bool = True
-    """True if a call without a place acts where the pointer is, or in the middle of the screen while no action
-    has moved it. It is True when an episode is played. When pointing is measured, such a call is an error."""
+    """True if a call without a place acts where the pointer is, or in the middle of the screen if no action
+    has moved it, as when an episode is played. When pointing is measured, such a call is an error."""
 
     @property
     def centre(self) -> tuple[int, int]:

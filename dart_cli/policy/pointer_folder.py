@@ -114,7 +114,7 @@ def add_pointer(folder: Path, out: Path, seed: int = 0) -> PointerTokens:
 
 
 def _write_tokenizer(folder: Path, draft: Path) -> tuple[PointerTokens, int]:
-    """Write the tokenizer's files with the pointer tokens; return them, and the number of ids before."""
+    """Write the tokenizer's files with the pointer tokens; return these, and the number of ids before."""
     tree = read_json(folder, TOKENIZER)
     try:
         vocabulary = Tokenizer.from_file(str(folder / TOKENIZER)).get_vocab(with_added_tokens=True)

@@ -1,11 +1,11 @@
 """Logging of one process: short lines to the terminal, everything to a file in the run directory.
 
-    logging_to        a block around everything that a process does, in which logging is set up
+    logging_to        sets up logging for a block, which contains everything that a process does
     log_dir           returns the folder of a run's log files
     cut_log           moves the content of a large log to PATH.1, so that there are two files of bounded size
     RepeatedWarnings  logs equal warnings of many slots as one line with their number
     ignore_dumps      ignores SIGUSR1, which would otherwise end the process; to be called first
-    stacks_to         a block in which SIGUSR1 dumps all stacks to a file: threads, then asyncio's tasks
+    stacks_to         lets SIGUSR1 dump all stacks to a file during a block: threads, then asyncio's tasks
 
 A process whose output `dart up` collects writes plain lines; on a terminal they are coloured. faulthandler
 writes the threads' part of a dump from C, so it appears even while Python is stuck in a call, such as a GPU
@@ -142,7 +142,7 @@ class RepeatedWarnings:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file whose disk may be full, which is reported once, in one line."""
+    """A log file that reports a full disk once, in one line, and begins anew when it is too large."""
 
     _is_reported = False
 

@@ -83,9 +83,8 @@ class Sessions:
     ) -> None:
         """Let `policy` answer all sessions.
 
-        Answers carry `action_language`, which describes how it writes actions.
-
-        Without a `run`, no session is trained on, and a task is only a name.
+        Answers carry `action_language`, which describes how the policy writes actions. Without a `run`, no
+        session is trained on, and a task is only a name.
         """
         env, serve = config.env, config.serve
         self._config = config
@@ -196,8 +195,8 @@ class Sessions:
             opening_task = asyncio.create_task(self._start(self._free.pop(), opening, name))
             self._opening[key] = opening_task
             opening_task.add_done_callback(lambda _: self._opening.pop(key, None))
-        # If the client is gone meanwhile, the session still opens, and ends after IDLE_S: its lease is not
-        # lost.
+        # A client may go away meanwhile. The session still opens, and ends after IDLE_S, so that its lease is
+        # returned.
         return await asyncio.shield(opening_task)
 
     async def _start(self, slot: int, opening: Opening, name: str) -> Session:

@@ -1,4 +1,4 @@
-"""`dart serve --model DIR`: the chat endpoint of one model, without a run; nothing is filed or trained on.
+"""`dart serve --model DIR`: the chat endpoint of one model, without a run; nothing is stored or trained on.
 
 model_settings   returns the configuration for a model folder, and the model's action language
 refuse_no_model  raises an error for an engine that has no model
@@ -36,8 +36,8 @@ MAX_TOKENS = 1024
 def model_settings(model: Path, overrides: list[str]) -> tuple[Config, Mapping[str, str]]:
     """Return (configuration, action language) for a model folder, without a configuration file.
 
-    The action language is that of the folder's family, {} if no family is recognised. Raises ConfigError for
-    wrong overrides and for a folder that cannot be loaded.
+    The action language is taken from the folder's family; it is {} if no family is recognised. Raises
+    ConfigError for wrong overrides and for a folder that cannot be loaded.
     """
     if problem := model_problem(str(model)):
         raise ConfigError(f"--model {problem}")

@@ -1,4 +1,4 @@
-"""`dart serve`: agents of other programs play; their episodes are leased, filed and trained on.
+"""`dart serve`: agents of other programs play; their episodes are leased, stored and trained on.
 
     run             the process: connections, heartbeat and endpoint, until it is stopped or the run is over
     token_for       returns the token that requests need
@@ -8,8 +8,8 @@
     RolloutRouter   requests to rollout workers                         (dart_cli/env/router.py)
     connected       the connections, and the messages that arrive       (dart_cli/env/peers.py)
 
-The process does not end because another one is absent: a request waits as long as it may, and is then
-answered with 503 and what is missing.
+The process does not end if another one is absent: a request waits up to its limit, and is then answered with
+503 and the name of what is missing.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event, *, guarded: bool
 def token_for(host: str, *, guarded: bool) -> str:
     """Return the token that requests need; "" if they need none.
 
-    Raises UserError if the user's is too short.
+    Raises UserError if the user's token is too short, or is not printable ASCII.
     """
     token = os.environ.get(TOKEN_VARIABLE, "")
     if token and (len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable()):

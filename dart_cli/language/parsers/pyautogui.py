@@ -223,7 +223,7 @@ class PyautoguiParser:
         return self._ending(action, call)
 
     def _ending(self, action: Action, call: _Writer) -> list[str] | None:
-        """Return the code for a wait, an answer or the end of the episode, by line; None for other actions."""
+        """Return the lines of code for a wait, an answer or an end of the episode; None for other actions."""
         scales = self._dialect == "scalecua"
         terminate = "terminate" if scales else "computer.terminate"
         match action:
