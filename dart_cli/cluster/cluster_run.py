@@ -147,8 +147,8 @@ class ClusterRun:
             *(part for override in all_overrides for part in ("--set", override)),
         ]
         # A start that was killed may have left its markers.
-        for left in run_dir.glob(".cluster-*"):
-            left.unlink(missing_ok=True)
+        for marker in run_dir.glob(".cluster-*"):
+            marker.unlink(missing_ok=True)
         for folder in self._shared_folders():
             folder.mkdir(parents=True, exist_ok=True)
             (folder / self._marker).touch()

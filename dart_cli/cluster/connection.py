@@ -197,13 +197,13 @@ def _own_folder(parent: Path = Path("/tmp")) -> Iterator[Path]:  # noqa: S108 - 
 
     Older folders whose process was killed are removed, too.
     """
-    for left in parent.glob(f"{_FOLDER}*"):
+    for older in parent.glob(f"{_FOLDER}*"):
         with contextlib.suppress(OSError):  # another user's, or held by a process that lives
-            status = left.lstat()
+            status = older.lstat()
             if status.st_uid == os.getuid() and time.time() - status.st_mtime > _SETTLED_S:
-                with (left / _LOCK).open("rb") as lock:
+                with (older / _LOCK).open("rb") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(left, ignore_errors=True)
+                    shutil.rmtree(older, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=parent))
     try:
         with (folder / _LOCK).open("wb") as lock:

@@ -222,6 +222,7 @@ class Placing:
         return True
 
     async def _pause(self, ending: asyncio.Event) -> None:
+        """Wait for `_POLL_S`, or until `ending` is set."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(ending.wait(), _POLL_S)
 

@@ -186,6 +186,7 @@ class ThreadedEnv:
             )
 
     def _start_thread(self) -> _Thread:
+        """Start a thread for a fresh environment. Raises EnvError if too many environments hang."""
         if self.hung >= MOST_HUNG:
             raise stuck(self.name)
         loop = asyncio.get_running_loop()
@@ -195,6 +196,7 @@ class ThreadedEnv:
         return thread
 
     def _serve(self, thread: _Thread) -> None:
+        """Run the thread: make the environment, perform its calls one by one, and close it at the end."""
         env: GuiEnv | None = None
         while (call := thread.calls.get()) is not None:
             if call.pending.given_up.is_set():
@@ -362,6 +364,7 @@ class IsolatedEnv:
             raise
 
     async def _kill(self, process: asyncio.subprocess.Process) -> str:
+        """Kill a process with its children, and return in words how it had ended; see `_end`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.2):  # a process that is exiting by itself gives its code
                 await process.wait()

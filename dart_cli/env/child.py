@@ -55,8 +55,8 @@ def main() -> None:
     take_streams()
     keep_going()  # output of an environment is not a result: a closed stream must not end the process
     requests, output = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
     os.dup2(2, 1)
     adopt_orphans()
     when_orphaned(os.getppid(), _end)

@@ -151,7 +151,7 @@ def slot_timer() -> PhaseTimer:
 
 
 class _AbandonedError(DartError):
-    """The end of an episode whose environment works: the policy does not answer, or the lease is lost."""
+    """The error that ends an episode whose environment works: no answer of the policy, or a lost lease."""
 
 
 class _LeaseLostError(_AbandonedError):
@@ -265,10 +265,12 @@ class Episode:
         return self._end("cancelled", Verdict("invalid", reason))
 
     def _enter(self, phase: Phase) -> None:
+        """Enter a phase of the episode, and the phase of the slot's timer that counts it."""
         self.phase = phase
         self._timer.enter(_COUNTS_AS[phase])
 
     async def _play(self) -> tuple[StopReason, Verdict]:
+        """Play to the end, which is not submitted here; return why the episode ended, and the verdict."""
         self._enter("reset")
         began = time.monotonic()
         screen, instruction = await self._env.reset(self._task, self.lease.task_seed)
@@ -340,6 +342,7 @@ class Episode:
         return prompt_text(screen.texts, OBSERVE_CHARS, to_model)
 
     async def _ask(self, request: ActRequest) -> tuple[Completion, float]:
+        """Return (completion, seconds). Raises _AbandonedError if the policy does not answer."""
         self._enter("model")
         began = time.monotonic()
         try:
@@ -378,6 +381,7 @@ class Episode:
         return stepped
 
     def _remember(self, completion: Completion, screen: Observation) -> None:
+        """Add a step to the turns and descriptions that later prompts show."""
         history = self._action_spec.history
         if self._action_spec.previous is not None:
             self._actions.append(summary_of(self._action_spec.action_parser, completion.text))

@@ -109,6 +109,8 @@ class RoutingStats:
 
 @dataclass(eq=False)
 class _RolloutWorker:
+    """A rollout worker to which there is a connection."""
+
     name: str
     endpoint: str
     requester: Requester
@@ -221,9 +223,9 @@ class RolloutRouter:
         where = f"step {request.step} of {request.trajectory_id}"
         last: _RolloutWorker | None = None
         while True:
-            looked = time.monotonic()
-            worker = await self._pick(request.trajectory_id, looked + self._absent_s - absent_s)
-            absent_s += time.monotonic() - looked
+            pick_began = time.monotonic()
+            worker = await self._pick(request.trajectory_id, pick_began + self._absent_s - absent_s)
+            absent_s += time.monotonic() - pick_began
             if worker is None:
                 raise DeadlineError(f"{where}: after {self._absent_s:g} s {_ABSENT}")
             self.routed.rerouted += last is not None and last is not worker
@@ -347,6 +349,7 @@ class RolloutRouter:
         )
 
     def _connect(self, heartbeat: Heartbeat) -> None:
+        """Connect to the worker of a heartbeat, in place of an older connection under its name."""
         try:
             requester = Requester(
                 heartbeat.endpoint, name=self._name, peer="dart rollout", curve=self._curve
@@ -361,6 +364,7 @@ class RolloutRouter:
         logger.info("rollout worker %s at %s", heartbeat.worker, heartbeat.endpoint)
 
     def _disconnect(self, name: str) -> None:
+        """Forget a worker, and begin to close the connection to it."""
         worker = self._workers.pop(name, None)
         if worker is not None:
             task = asyncio.create_task(worker.requester.close())

@@ -205,6 +205,7 @@ class EnvSlot:
         await self._env.close()
 
     async def _play(self, lease: Lease) -> None:
+        """Play one lease, and pause if its episode is invalid. The lease is returned if this is cancelled."""
         context, task = self._context, find_task(lease.suite, lease.task_id)
         episode = Episode(
             self._env,
@@ -254,6 +255,7 @@ class EnvSlot:
                 await asyncio.sleep(LOOK_S)
 
     async def _back_off(self) -> None:
+        """Pause after a failure, the longer the more episodes have failed in a row."""
         self.timer.enter("dead")
         pause_s = BACK_OFF_S[min(self._consecutive_failures, len(BACK_OFF_S) - 1)]
         self._consecutive_failures += 1

@@ -158,6 +158,7 @@ def shrunk(image: bytes, longest: int = IMAGE_SIZE) -> bytes:
 
 
 def _shortened(actions: list[str]) -> list[str]:
+    """Return numbered lines of the actions, at most MOST_LINES of them and a line for the others."""
     lines = [f"{number}. {line}" for number, line in enumerate(actions, start=1)]
     if len(lines) <= MOST_LINES:
         return lines

@@ -84,6 +84,8 @@ class JudgeBackend(Protocol):
 
 @dataclass
 class _Costs:
+    """The requests and tokens that one judgement has cost so far."""
+
     calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -187,6 +189,7 @@ class Judge:
             self._gate.release()
 
     async def _answer(self, backend: JudgeBackend, evidence: Evidence, costs: _Costs) -> Answer:
+        """Ask until a text is an answer, at most MOST_QUESTIONS times. Raises EngineError, UserError."""
         config = self.config
         prompt = await asyncio.to_thread(messages, evidence, config.answer)
         for turn in range(MOST_QUESTIONS):

@@ -64,6 +64,7 @@ class History:
         return visible
 
     def _newest(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Return the last turns, without the screenshots and texts that are too old."""
         newest = turns[max(0, len(turns) - self.turns) :]
         return [self._fade(turn, len(newest) - place) for place, turn in enumerate(newest)]
 

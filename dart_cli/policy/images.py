@@ -216,6 +216,7 @@ def _byte_table(processor: Qwen2VLImageProcessorPil) -> NDArray[np.float32]:
 
 
 def _open(encoded: bytes) -> Image.Image:
+    """Return an image that is open but not decoded. Raises PromptError if the bytes are no image."""
     try:
         with _as_prompt_error(encoded):
             return Image.open(io.BytesIO(encoded))

@@ -112,9 +112,9 @@ class PolicyFiles:
         try:
             yield
         except (OSError, SafetensorError, ValueError, KeyError) as error:
-            cure = cure_of(error, "copy them again")
+            fix = cure_of(error, "copy them again")
             raise ModelError(
-                f"{self.folder}: its safetensors files cannot be read ({first_line(error)}); {cure}"
+                f"{self.folder}: its safetensors files cannot be read ({first_line(error)}); {fix}"
             ) from None
 
 
@@ -239,8 +239,8 @@ def new_folder(out: Path) -> Iterator[Path]:
         _share(draft)
         draft.rename(out)
     except (OSError, SafetensorError) as error:
-        cure = cure_of(error, "is the disk full?")
-        raise DiskError(f"{out} cannot be written: {error}; {cure}") from None
+        fix = cure_of(error, "is the disk full?")
+        raise DiskError(f"{out} cannot be written: {error}; {fix}") from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

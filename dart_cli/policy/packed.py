@@ -294,6 +294,7 @@ def _layers(inner: Any) -> list[tuple[str, nn.Module]]:
 
 
 def _recomputes(layer: nn.Module) -> bool:
+    """Return True if the backward pass computes this layer again."""
     return (
         isinstance(layer, GradientCheckpointingLayer)
         and layer.gradient_checkpointing

@@ -174,4 +174,5 @@ def first_good(scores: Iterable[float], threshold: float) -> tuple[int, list[flo
 
 
 def _best(scores: Sequence[float]) -> int:
+    """Return the index of the highest score, the first of equal ones; 0 without scores."""
     return max(range(len(scores)), key=lambda i: (scores[i], -i)) if scores else 0

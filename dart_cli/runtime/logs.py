@@ -126,6 +126,8 @@ class RepeatedWarnings:
             self._log(text)
 
     def _log_in(self, seconds: float, text: str) -> None:
+        """Log the warnings with this text after some seconds, and again as long as new ones come."""
+
         def log() -> None:
             del self._timers[text]
             if self._log(text):
@@ -135,6 +137,7 @@ class RepeatedWarnings:
         self._timers[text] = asyncio.get_running_loop().call_later(seconds, log)
 
     def _log(self, text: str) -> bool:
+        """Log the counted warnings with this text as one line. Return False if there are none."""
         number = self._counts.pop(text)
         if number:
             self._logger.warning("%s%s", text, f" ({number} times)" if number > 1 else "")

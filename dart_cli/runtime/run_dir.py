@@ -269,7 +269,7 @@ def save_config(config: Config, *, force: bool = False) -> None:
             refuse_another_run(config)
         before = read_used(config.run.dir)
         processes = _of_this_version(before.processes)
-        others = {key for its in processes.values() for key in its["settings"]}
+        others = {key for process in processes.values() for key in process["settings"]}
         _log_changes(before.config, config, others)
     save_used(config.run.dir, config.model_dump(mode="json"), processes)
 
@@ -278,8 +278,11 @@ def _of_this_version(processes: dict[str, dict[str, Any]]) -> dict[str, dict[str
     """Return `processes` without keys that this version of dart does not have."""
     present = values(Config())
     return {
-        worker: {**its, "settings": {k: v for k, v in its["settings"].items() if k in present}}
-        for worker, its in processes.items()
+        worker: {
+            **process,
+            "settings": {k: v for k, v in process["settings"].items() if k in present},
+        }
+        for worker, process in processes.items()
     }
 
 
@@ -300,9 +303,9 @@ def with_processes(
 ) -> dict[str, Any]:
     """Return the configuration `tree` in which each key has the value of the process that reads it first."""
     tree = deepcopy(tree)
-    for its in processes.values():
-        for key, value in its["settings"].items():
-            if row_of(key).readers[0] == its["role"]:
+    for process in processes.values():
+        for key, value in process["settings"].items():
+            if row_of(key).readers[0] == process["role"]:
                 _put(tree, key, value)
     return tree
 

@@ -177,6 +177,7 @@ def lock(path: Path, busy: str, *, shared: bool = False) -> IO[bytes]:
 
 
 def _take(file: IO[bytes], busy: str, *, shared: bool = False) -> None:
+    """Lock an open file. Raises UserError with the text `busy` if another process has locked it."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

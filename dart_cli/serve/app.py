@@ -214,6 +214,7 @@ def _answering(handler: Handler, sessions: Sessions) -> Handler:
 
 
 def _not_found(request: Request, raised: Exception) -> Response:
+    """Return the answer to a request for a path or method that does not exist."""
     status = HTTPStatus(getattr(raised, "status_code", HTTPStatus.NOT_FOUND))
     text = (
         f"{request.method} {request.url.path}: there is no such thing; the endpoint is "

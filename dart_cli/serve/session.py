@@ -159,6 +159,7 @@ class Session:
         return ApiError(HTTPStatus.GONE, "session_over", f"session {self.terms.id} is over")
 
     def _refuse_unless_open(self) -> None:
+        """Raise ApiError unless the session can take a request now."""
         if self.state == "asking":
             raise ApiError(
                 HTTPStatus.CONFLICT,
@@ -176,6 +177,7 @@ class Session:
             )
 
     def _note_answer(self, task: asyncio.Task[Answer]) -> None:
+        """Open the session for the next request, after an answer or an error."""
         self.touched_at = time.monotonic()
         if not task.cancelled():
             task.exception()  # retrieve it: perhaps no client waits for the answer any more
@@ -193,6 +195,7 @@ class Session:
         self._timer.enter("playing")
 
     async def _answer(self, request: ChatRequest) -> Answer:
+        """Submit the previous step, ask the policy, and keep the new step; return the answer."""
         terms, asked_at = self.terms, time.monotonic()
         self.touched_at = asked_at
         sampling = settle(
@@ -329,6 +332,7 @@ class Session:
         return await self._in_time(self._finishing)
 
     async def _finish(self, verdict: Verdict, reason: StopReason, screenshot: bytes | None) -> Ack:
+        """Submit the newest step and the end, and return the acknowledgement that counts."""
         if self.terms.lease is None:
             return Ack()
         env_s = time.monotonic() - self._answered_at
@@ -343,6 +347,7 @@ class Session:
         return await self._data_service.end(self._end(verdict, reason, screenshot))
 
     def _finished(self, task: asyncio.Task[Ack]) -> None:
+        """Close the session after its end was submitted, or could not be."""
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
@@ -391,6 +396,7 @@ class Session:
         )
 
     def _stop_reason(self, verdict: Verdict) -> StopReason:
+        """Return the stop reason that follows from a verdict, for an agent that names none."""
         if verdict.outcome == "invalid":
             return "environment"
         at_limit = self.steps >= self.terms.max_steps

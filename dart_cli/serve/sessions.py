@@ -200,6 +200,7 @@ class Sessions:
         return await asyncio.shield(opening_task)
 
     async def _start(self, slot: int, opening: Opening, name: str) -> Session:
+        """Open a session in a slot, with a lease if it is trained on; free the slot if that fails."""
         try:
             if opening.train and self._run is not None:
                 terms = await self._terms_of_lease(self._run, slot, opening, name)
@@ -292,6 +293,7 @@ class Sessions:
                     task.add_done_callback(ending.discard)
 
     async def _end_idle(self, session: Session) -> None:
+        """End a session whose agent is gone, as invalid."""
         reason = f"no request for {self._context.idle_s:g} s"
         logger.warning("session %s is over: %s", session.terms.id, reason)
         self.count("invalid")
@@ -308,6 +310,7 @@ class Sessions:
         await asyncio.gather(*(session.give_back(reason) for session in self.all()))
 
     def _note_end(self, session: Session, reason: str) -> None:
+        """Free the slot of a session that takes no more requests, and keep the reason for late ones."""
         terms = session.terms
         if self._open.pop(terms.id, None) is None:
             return

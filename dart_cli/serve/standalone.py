@@ -80,7 +80,7 @@ async def _serve(
     serve = config.serve
     token = token_for(serve.host, guarded=guarded)
     with closing(listen(serve.host, serve.port, 0, ("serve.host", "serve.port"))) as listener:
-        there = address(serve.host, listener.getsockname()[1]) + "v1"
+        endpoint = address(serve.host, listener.getsockname()[1]) + "v1"
         sys.stderr.write(f"loading {config.model.path}\n")
         sys.stderr.flush()
         async with loaded_model(config, None, -1, waits=waits) as model:
@@ -90,7 +90,7 @@ async def _serve(
             server = make_server(app, serve.sessions + SPARE, signals=False)
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="server")
             watching = asyncio.create_task(sessions.watch(), name="watch")
-            say_address(config.model.path, there, token)
+            say_address(config.model.path, endpoint, token)
             try:
                 await asyncio.wait([serving, watching], return_when=asyncio.FIRST_COMPLETED)
             finally:

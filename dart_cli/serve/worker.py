@@ -53,8 +53,8 @@ async def run(config: Config, worker: str, stop: asyncio.Event, *, guarded: bool
         return sessions.load()
 
     with closing(listen(serve.host, serve.port, 0, ("serve.host", "serve.port"))) as listener:
-        there = address(serve.host, listener.getsockname()[1]) + "v1"
-        async with connected(config, worker, "serve", load, endpoint=there) as peers:
+        endpoint = address(serve.host, listener.getsockname()[1]) + "v1"
+        async with connected(config, worker, "serve", load, endpoint=endpoint) as peers:
             heartbeat = peers.heartbeat
             run_peers = RunPeers(worker, peers.data_service, peers.router, heartbeat)
             sessions = Sessions(
@@ -63,7 +63,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event, *, guarded: bool
             app = make_app(sessions, host=serve.host, token=token)
             server = make_server(app, serve.sessions + SPARE, signals=False)
             async with heartbeat:
-                say_address(worker, there, token)
+                say_address(worker, endpoint, token)
                 serving = asyncio.create_task(server.serve(sockets=[listener]), name="server")
                 tasks = [
                     asyncio.create_task(peers.listen(), name="telemetry"),

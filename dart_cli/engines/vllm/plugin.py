@@ -178,6 +178,7 @@ def loaded_files(files: list[str], folder: str, _index: str) -> list[str]:
 
 
 def _install() -> None:
+    """Register our classes with vLLM, and replace the parts of vLLM that have no setting."""
     WeightTransferEngineFactory.register_engine(BACKEND, FileWeights)
     models.register_models()
     models.replace_processors()

@@ -150,6 +150,7 @@ class PyautoguiParser:
             return []
 
     def _read(self, text: str, coordinates: CoordinateMap) -> tuple[Action, list[WrittenPoint]]:
+        """Return the action of a completion, and its points. Raises ActionError."""
         refuse_long(text)
         spans = _tagged(text) if self._dialect == "scalecua" else _fenced(text)
         return first_read(spans, lambda span: self._action(text, span, coordinates))

@@ -211,6 +211,7 @@ def _click(
 
 
 def _button(arguments: dict[str, Any]) -> MouseButton:
+    """Return the mouse button of a call, by default the left, and remove it from `arguments`."""
     button = arguments.pop("button", "left")
     button = {"PRIMARY": "left", "SECONDARY": "right"}.get(str(button).upper(), button)
     if button not in get_args(MouseButton):
@@ -253,6 +254,7 @@ def _wait(seconds: Any) -> Action:
 
 
 def _terminate(arguments: dict[str, Any]) -> Action:
+    """Return Answer, Done or Fail, by the status and the answer of a call that ends the episode."""
     status = arguments.pop("status", "success")
     arguments.pop("info", None)
     if status not in ("success", "failure", "fail"):
@@ -316,6 +318,7 @@ def _at_move(action: Action, move: act.Move) -> Action:
 
 
 def _path(down: act.MouseDown, moves: Sequence[Action], up: act.MouseUp) -> act.Drag:
+    """Return mouseDown, moves and mouseUp as one drag. Raises ActionError if they are no drag."""
     points = [down, *moves, *([up] if up.x is not None else [])]
     are_moves = all(isinstance(move, act.Move) for move in moves)
     if down.x is None or not are_moves or len(points) < 2:

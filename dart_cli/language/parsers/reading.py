@@ -182,6 +182,7 @@ class Grammar:
         return sorted(map(_match, trees), key=lambda match: match.start)
 
     def _explain(self, error: UnexpectedInput, text: str) -> str:
+        """Return the message for a text that does not fit: what is out of place, and what was expected."""
         expected: set[str] = set()
         if isinstance(error, UnexpectedCharacters):
             expected = set(error.allowed or ())
@@ -198,6 +199,7 @@ class Grammar:
 
 
 def _match(tree: Tree[Token]) -> Match:
+    """Return a tree as a Match, with the characters of its tokens."""
     tokens = list(tree.scan_values(lambda _: True))
     return Match(tokens[0].start_pos or 0, tokens[-1].end_pos or 0, tree)
 
@@ -287,6 +289,7 @@ def _call(
 
 
 def _name(node: ast.expr) -> str:
+    """Return the name of a call, with its module if it has one. Raises ActionError for another expression."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -295,6 +298,7 @@ def _name(node: ast.expr) -> str:
 
 
 def _literal(node: ast.expr) -> Any:
+    """Return the value of an argument: a text, a number, None, or a list. Raises ActionError for others."""
     match node:
         case ast.Constant(value=str() | int() | float() | None):
             return node.value
@@ -400,6 +404,7 @@ def join_keys(keys: Sequence[str], separator: str) -> str:
 
 
 def _checked(keys: Sequence[str]) -> Sequence[str]:
+    """Return `keys` unchanged. Raises ActionError if there are none, or if one is not the name of a key."""
     if not keys:
         raise ActionError("no key is given")
     for key in keys:

@@ -135,6 +135,7 @@ class ToolcallParser:
         return first_read(_calls_begin(text), lambda start: self._call_at(text, start))
 
     def _call_at(self, text: str, start: int) -> tuple[dict[str, Any], int]:
+        """Return the arguments of the call that begins at `start` and ends the text, and `start`."""
         inner = text[start + len(_OPEN) :].rstrip()
         if not inner.endswith(_CLOSE):
             raise ActionError(f"the completion does not end with {_CLOSE}")

@@ -90,6 +90,7 @@ def point_of(value: Any) -> tuple[int, int]:
 
 
 def _at(arguments: Arguments, coordinates: CoordinateMap, key: str = "coordinate") -> Any:
+    """Return the pixel (x, y) of the argument `key`. Raises KeyError if it is missing, else ActionError."""
     return coordinates.to_screen(*point_of(arguments[key]))
 
 
@@ -140,10 +141,12 @@ def _names(value: Any) -> list[str]:
 
 
 def _wheel(x: int, y: int, *, right: int = 0, up: int = 0) -> act.Scroll:
+    """Return a scroll by notches to the right or up; negative numbers mean left or down."""
     return act.Scroll(x=x, y=y, dx=right, dy=-up)
 
 
 def _xy(action: Any, coordinates: CoordinateMap) -> list[int]:
+    """Return the model's numbers of an action's pixel."""
     return list(coordinates.to_model(action.x, action.y))
 
 
