@@ -1,6 +1,6 @@
 """A run on a cluster, from its first reservation to its end.
 
-    run_on_cluster   a block in which the run has a home on the cluster; yields the ClusterRun
+    run_on_cluster   finds a home on the cluster for a block, and yields the ClusterRun
     ClusterRun       has the configuration with its addresses, and starts processes for `dart up`
     prepare_keys     writes the keys of the run: the user's own, or a new pair
 
@@ -77,11 +77,10 @@ class ClusterRun:
     # --- home -------------------------------------------------------------------------------
 
     async def settle(self, overrides: Sequence[str], stop: asyncio.Event) -> bool:
-        """Find the home of data process and trainer, and the settings that follow.
+        """Find the home of data process and trainer, and load the configuration with its addresses.
 
-        Return False if `stop` is set first.
-
-        Raises UserError if there is no such node, or it does not see the run directory.
+        Return True; False if `stop` is set first. Raises UserError if there is no such node, or it does not
+        see the run directory.
         """
         # 1. Reserve the home and place the data process on it.
         if not self._cluster.has_token:
@@ -148,8 +147,8 @@ class ClusterRun:
             *(part for override in all_overrides for part in ("--set", override)),
         ]
         # A start that was killed may have left its markers.
-        for left in run_dir.glob(".cluster-*"):
-            left.unlink(missing_ok=True)
+        for marker in run_dir.glob(".cluster-*"):
+            marker.unlink(missing_ok=True)
         for folder in self._shared_folders():
             folder.mkdir(parents=True, exist_ok=True)
             (folder / self._marker).touch()
@@ -207,9 +206,7 @@ class ClusterRun:
         is_needed: Callable[[], bool],
         work: Callable[[Place], Awaitable[_T]],
     ) -> _T | None:
-        """Wait for the place of a command, call `work` with it, and return the result.
-
-        Return None if `ending` is set.
+        """Wait for the place of a command, and return what `work` returns for it; None if `ending` is set.
 
         If the actor is lost meanwhile, wait and try again. Raises DartError if that happens too often.
         """
@@ -298,7 +295,7 @@ class ClusterRun:
         return self._places[name]
 
     def _setup(self, name: str, place: Place) -> Setup:
-        """Return what the node of a place needs to run a command."""
+        """Return the Setup with which the node of a place runs a command."""
         sees_run = name in _AT_HOME or name.startswith("train-")
         run_dir, weights = self.config.run.dir, self.config.weights.directory
         shared = []
@@ -382,9 +379,9 @@ async def run_on_cluster(
 
 
 async def _answer(call: Any) -> Any:
-    """Return the answer of an actor.
+    """Return the answer of an actor to `call`.
 
-    Raises RayActorError if it is lost, DartError if it does not answer in time.
+    Raises RayActorError if the actor is lost, DartError if it does not answer in time.
     """
     try:
         async with asyncio.timeout(_ANSWER_S):

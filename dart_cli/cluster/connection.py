@@ -1,9 +1,9 @@
 """Connect to a Ray cluster: the user's own, or one that is started for this run on this host.
 
-    connected            a block in which this process is a driver of the cluster
+    connected            connects this process to the cluster for a block, as a driver
     Cluster              answers which nodes there are, and which one this is
-    refuse_ray           raises for an invalid address, or if Ray is not installed
-    refuse_unreachable   raises if no cluster listens at the address
+    refuse_ray           raises an error for an invalid address, or if Ray is not installed
+    refuse_unreachable   raises an error if no cluster listens at the address
 
 Ray reads its settings from the environment when it is imported, so they are set before. Usage statistics and
 the dashboard are off. A cluster that is started here binds every socket to loopback and has its own token.
@@ -95,9 +95,9 @@ class Cluster:
         ]
 
     def abandon(self) -> None:
-        """Remove the files of a cluster that was started here; Ray ends its processes itself.
+        """Remove the files of a cluster that was started here. Call this only before an immediate end.
 
-        For an immediate end.
+        Ray ends its processes itself.
         """
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -197,13 +197,13 @@ def _own_folder(parent: Path = Path("/tmp")) -> Iterator[Path]:  # noqa: S108 - 
 
     Older folders whose process was killed are removed, too.
     """
-    for left in parent.glob(f"{_FOLDER}*"):
+    for older in parent.glob(f"{_FOLDER}*"):
         with contextlib.suppress(OSError):  # another user's, or held by a process that lives
-            status = left.lstat()
+            status = older.lstat()
             if status.st_uid == os.getuid() and time.time() - status.st_mtime > _SETTLED_S:
-                with (left / _LOCK).open("rb") as lock:
+                with (older / _LOCK).open("rb") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(left, ignore_errors=True)
+                    shutil.rmtree(older, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=parent))
     try:
         with (folder / _LOCK).open("wb") as lock:

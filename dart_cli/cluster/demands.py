@@ -1,7 +1,7 @@
 """Compute what each process of a run asks of a cluster, and what a cluster lacks for it.
 
 Node           the resources of a node
-Demand         what a process asks for, on one node
+Demand         the resources that a process asks for, on one node
 Trainer        the demands of the data process and the trainer: on one node, or ranks over several nodes
 trainer_of, rollout_of, env_of   return the demands of a configuration's processes
 demands_of     returns all demands of a run
@@ -44,7 +44,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Demand:
-    """What one process asks for; all of it on one node."""
+    """The resources that one process asks for, all of them on one node."""
 
     name: str
     cpus: int
@@ -75,7 +75,7 @@ class Trainer:
 
 
 def trainer_of(config: Config, nodes: Sequence[Node]) -> Trainer:
-    """Return all ranks on one node if one is large enough, else each rank as a separate bundle."""
+    """Return the trainer's demands: all ranks on one node if one is large enough, else one bundle each."""
     ranks = config.train.ranks
     on_gpus = config.train.learner == "torch" and _on_gpus(config.train.device, nodes)
     train = Demand("train", 1 if on_gpus else ranks, ranks if on_gpus else 0)

@@ -77,14 +77,13 @@ class Place:
     reserved: Reservation | None = None  # None if it may run anywhere
     life: str = ""  # life of the actor that answered last
     node: Node | None = None  # node of that actor
-    pending_description: asyncio.Future[dict[str, Any]] | None = (
-        None  # pending answer to `describe`
-    )
+    # the answer to `describe`, if pending
+    pending_description: asyncio.Future[dict[str, Any]] | None = None
     only_on: Node | None = None  # the only node on which it may run
 
 
 class Placing:
-    """Holds the places of one run."""
+    """The places of one run: it makes them, waits for them, and ends their actors."""
 
     def __init__(self, cluster: Cluster, wait_s: float, notice: Callable[[str], None]) -> None:
         self._cluster, self._wait_s = cluster, wait_s
@@ -141,9 +140,7 @@ class Placing:
     async def wait_for(
         self, place: Place, ending: asyncio.Event, is_needed: Callable[[], bool]
     ) -> bool:
-        """Wait until the actor of `place` answers, store its node, and return True.
-
-        Return False if `ending` is set first.
+        """Wait until the actor of `place` answers, store its node, and return True; False if `ending` is set.
 
         Raises UserError if there is no room by the deadline and the run needs the process (`is_needed`), or
         if its node cannot run it. Raises NodeLostError if the only node on which it may run is lost.
@@ -174,7 +171,7 @@ class Placing:
         return False
 
     async def _wait_in_words(self, place: Place) -> tuple[bool, str]:
-        """Return (whether the cluster surely has no room for a place, what is waited for in one line)."""
+        """Return (True if the cluster surely has no room for a place, one line on what is waited for)."""
         nodes = await self._cluster.ask(self._cluster.nodes)
         _refuse_lost(place, [node.id for node in nodes])
         if place.reserved is None:
@@ -225,6 +222,7 @@ class Placing:
         return True
 
     async def _pause(self, ending: asyncio.Event) -> None:
+        """Wait for `_POLL_S`, or until `ending` is set."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(ending.wait(), _POLL_S)
 

@@ -152,7 +152,7 @@ class Ranks:
             rank.signal_group(number)
 
     def how_it_ended(self, code: int) -> str:
-        """Return how the rank ended that failed first."""
+        """Return which rank failed first, and how it ended with `code`."""
         failed = self._first or self._ranks[0]
         return f"(rank {self._ranks.index(failed)}) {failed.how_it_ended(code)}"
 

@@ -1,7 +1,7 @@
 """One command of `dart` on a node of the cluster: a Ray actor around a child process.
 
     RoleHost      starts the command, returns its output, and sends it signals
-    Setup         what a node needs to run a command of this run
+    Setup         the values that a node needs to run a command of this run
     ChildOutput   the output of the command since the last call
 
 The child is the same as on one host (runtime/supervisor.py): it leads its own process group, and ends within
@@ -35,7 +35,7 @@ from dart_cli.runtime.logs import log_dir
 from dart_cli.runtime.supervisor import LocalProcess, start_here
 
 CONFIG = "{config}"
-"""Stands in the arguments of a command for the configuration file, whose path differs on each node."""
+"""The text that stands in a command's arguments for the configuration file, whose path differs by node."""
 BUFFER_BYTES = 2**20
 """Most bytes of a child's output, and of its log, that wait here; the oldest are dropped."""
 SHARED_S = 30.0
@@ -46,7 +46,7 @@ _PORTS = range(20_000, 30_000)
 
 
 class Setup(TypedDict):
-    """What a node needs to run a command of this run."""
+    """The values that a node needs to run a command of this run."""
 
     config: str  # the text of the TOML file
     keys: str  # the text of the key file; empty for a node that sees the run directory
@@ -148,9 +148,9 @@ class RoleHost:
         self._pumping = asyncio.create_task(self._pump(self._process))
 
     async def new_output(self, life: str, within_s: float) -> ChildOutput | None:
-        """Return new output as soon as there is some, at the latest after `within_s`.
+        """Return new output as soon as there is some, at the latest after `within_s` seconds.
 
-        Return None if `life` is an earlier one.
+        Return None if `life` belongs to an earlier start of this actor.
         """
         if life != self._life:
             return None
@@ -168,7 +168,7 @@ class RoleHost:
         return {"output": output, "log": self._log(), "code": code}
 
     async def signal(self, life: str, number: int) -> None:
-        """Send a signal to the child and everything it started, unless `life` is an earlier one."""
+        """Send a signal to the child and everything it started, unless `life` belongs to an earlier start."""
         if self._process is not None and life == self._life:
             self._process.signal_group(signal.Signals(number))
 

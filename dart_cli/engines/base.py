@@ -212,12 +212,14 @@ class LoadMeter:
         return as_gauges([self._timer]) | {"load_s": self._load_s}
 
     def _settle(self) -> None:
+        """Add the time since the last change to `load_s`, if the engine was busy."""
         now = self._clock()
         if self._timer.phase == "busy":
             self._load_s += (now - self._since) * self._running / self._max_batch
         self._since = now
 
     def _enter(self) -> None:
+        """Enter the phase that follows from the state of the engine."""
         phase = "busy" if self._running else "idle"
         if not self._serves:
             phase = "starting"

@@ -342,6 +342,7 @@ class PrefixCache:
             raise
 
     def _copy(self, cache: Any, copies: dict[int, tuple[int, int]]) -> None:
+        """Copy BLOCK tokens of `cache`, from the (row, column) of each block in `copies`, into that block."""
         device = self._layers[0][0].device
         within = np.arange(BLOCK)
         blocks = np.fromiter(copies, dtype=np.int64)
@@ -354,6 +355,7 @@ class PrefixCache:
             values[into] = layer.values[row, :, column]
 
     def _free_block(self) -> int:
+        """Return a block to write to: one that was never used, else the least recently used one."""
         if len(self._blocks) < self._capacity:
             return len(self._blocks) + 1  # the ones in use are 1 .. len
         return self._blocks.popitem(last=False)[1]

@@ -26,7 +26,7 @@ from dart_cli.policy.images import PreparedImage, with_hashes
 from dart_cli.policy.loader import LoadedPolicy
 
 PREFILL_ITERATIONS = 2
-"""What a prefill costs each row that it delays, in iterations, beside the work for the prompts themselves."""
+"""The iterations that a prefill costs each row that it delays, beside the work for the prompts themselves."""
 
 
 class RequestValidator:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from bus.errors import ActionError, EngineError
 from bus.messages import (
@@ -30,9 +29,6 @@ from dart_cli.language.pointer_text import Cells, Numbers, PointerText, jitter
 from dart_cli.policy.images import PreparedImage, with_hashes
 from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.prompt import PromptRenderer, RenderedPrompt
-
-if TYPE_CHECKING:
-    pass
 
 
 class PolicyPromptEncoder:
@@ -108,7 +104,7 @@ class PolicyPromptEncoder:
     def clicks(
         self, request: ActRequest, candidates: Sequence[PointerCandidate]
     ) -> list[tuple[int, int]]:
-        """Return the pixel of an action at each candidate."""
+        """Return the pixel (x, y) at which a click at each candidate acts."""
         coordinates = self._coordinate_map(request)
         return [coordinates.to_screen(x, y) for x, y in self.numbers(request, candidates)]
 

@@ -46,8 +46,8 @@ def sample(
 ) -> list[DrawnToken]:
     """Draw a token from each row of logits [B, V], with numbers [B] in [0, 1) and temperatures [B].
 
-    The `forbidden` token ids [K] have probability 0. At temperature 0 the token is that of `greedy` [B], by
-    default the likeliest one, and log-probability and entropy are those of the untempered distribution.
+    The `forbidden` token ids [K] have probability 0. At temperature 0 the token is taken from `greedy` [B],
+    by default the likeliest one, and log-probability and entropy are those of the untempered distribution.
     Raises EngineError for logits that are not finite.
     """
     divisor = torch.tensor(temperatures)

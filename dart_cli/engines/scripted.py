@@ -1,4 +1,4 @@
-"""An engine without a model, in which a function answers. It serves to try the processes of a run.
+"""An engine without a model, in which a function answers. It is for trying the processes of a run.
 
     ScriptedEngine      an Engine that calls a function
     ScriptedResponder   answers screens through such an engine; a token is a byte of UTF-8

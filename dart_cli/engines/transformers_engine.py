@@ -16,8 +16,8 @@ this.
 
 A swap keeps the keys and values of the tokens before it, although older weights computed them, as vLLM's
 in-flight updates do. So no request waits longer than one pass, and nothing is computed twice. The version of
-a token names the weights whose forward pass drew it. Its behaviour log-probability is that of the
-distribution it was drawn from, mixed cache included; truncated importance sampling corrects for the
+a token names the weights whose forward pass drew it. Its behaviour log-probability belongs to the
+distribution that it was drawn from, mixed cache included; truncated importance sampling corrects for the
 difference to the trainer's forward pass. A completion that continues from a partial is prefilled again, so
 that its cache has one version again.
 
@@ -139,7 +139,7 @@ class TransformersEngine:
 
         The last bits of logits depend on which requests share a pass, and on which prompts are cached. Two
         engines that get the same calls of this method in the same order, and no other requests, return the
-        same numbers. Raises EngineError as `generate`.
+        same numbers. Raises EngineError as `generate` does.
         """
         jobs = [
             ActiveRequest(
@@ -179,9 +179,9 @@ class TransformersEngine:
     async def update_weights(self, source: WeightSet, policy_version: int) -> UpdateTiming:
         """Load a weight set between two forward passes, without losing a request.
 
-        Raises WeightsError if the set is incomplete or does not fit this model; the old weights then continue
-        to serve. An error in the swap itself is raised unchanged, and the engine closes, because its tensors
-        belong to two versions.
+        Raises WeightsError if the set is incomplete or does not fit this model, and EngineError while another
+        update is under way; the old weights then continue to serve. An error in the swap itself is raised
+        unchanged, and the engine closes, because its tensors belong to two versions.
         """
         started = time.monotonic()
         expected = weight_tensors(self.policy.model)
@@ -205,7 +205,10 @@ class TransformersEngine:
         return replace(timing, transfer_s=read_s)
 
     def interrupt(self) -> None:
-        """End every request now; each returns its tokens, as `suspended` unless it is complete."""
+        """End every waiting request now, and every running one after the present pass.
+
+        Each returns its tokens so far, as `suspended` unless it is complete.
+        """
         with self._changed:
             self._is_interrupted = bool(self._running)
             waiting = list(self._waiting)

@@ -1,8 +1,8 @@
 """A responder whose greedy completions click where a verifier finds the target (`policy.verifier`).
 
 The candidates of a pointer come from the map that the policy returned with the completion: the centres of its
-regions, then single cells. The verifier (dart_cli/policy/verifier.py) scores them in this order, and the
-first one that it is sure enough of is clicked.
+regions, then single cells. The verifier (dart_cli/policy/verifier.py) scores them in this order. The
+first one whose score reaches the threshold is clicked, or the best one if none does.
 
 Only the place in the text changes. Tokens, patches and log-probabilities stay those of the policy. For this
 reason sampled completions, which may be trained on, are returned unchanged. The prompts of other programs

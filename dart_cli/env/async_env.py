@@ -1,10 +1,10 @@
 """An environment that is called from an event loop; each call has a deadline.
 
 AsyncEnv        an environment, whose calls a thread or a process carries
-JudgedEnv       an AsyncEnv whose episodes a second model judges: beside the evaluator, or instead of it if
-                there is none
+JudgedEnv       an AsyncEnv whose episodes a second model judges: beside the evaluator, or in place of one if
+                the task has none
 Deadlines       how long each kind of call may take
-Carrier         the protocol of what carries a call: ThreadedEnv or IsolatedEnv (carriers.py)
+Carrier         the protocol of ThreadedEnv and IsolatedEnv, which carry a call (carriers.py)
 make_async_env  makes the environment that a configuration asks for
 CallReport      reports what a pending call waits for, to a WaitReporter and to the slot's timer
 """
@@ -67,10 +67,10 @@ class Carrier(Protocol):
         deadline_s: float,
         on_queue: OnQueue = ignore_queue,
     ) -> Any:
-        """Return the answer to a call; calls.ANSWERS has its type. Raises EnvError, whatever broke.
+        """Return the answer to a call; calls.ANSWERS has its type. Raises EnvError for every failure.
 
-        The deadline stands still while the environment is in a queue, and `on_queue` gets what it waits for
-        there.
+        The deadline stands still while the environment is in a queue. `on_queue` is called with what the
+        environment waits for there, and with None at the end of the queue.
         """
         ...
 
@@ -149,7 +149,7 @@ class AsyncEnv:
         return solution
 
     async def look(self) -> Looked | None:
-        """Return the state and the elements of the present screen; None unless it is Explorable."""
+        """Return the state and the elements of the present screen; None if it is not Explorable."""
         looked: Looked | None = await self._call("look", self._deadlines.step_s)
         return looked
 
@@ -192,9 +192,9 @@ class JudgedEnv(AsyncEnv):
         judge: Judge,
         checks: bool,
     ) -> None:
-        """Set the judge.
+        """Let `judge` judge tasks without an evaluator.
 
-        With `checks` it is also asked about tasks with an evaluator, whose verdict counts.
+        With `checks` it is also asked about tasks with an evaluator, whose verdict then counts.
         """
         super().__init__(carrier, deadlines, waits, timer)
         self._judge, self._checks = judge, checks
@@ -224,7 +224,7 @@ class JudgedEnv(AsyncEnv):
         return stepped
 
     async def evaluate(self) -> Verdict:
-        """Return the evaluator's verdict with the judge's opinion; or, if there is none, the judge's verdict.
+        """Return the evaluator's verdict with the judge's opinion; without an evaluator, the judge's verdict.
 
         Raises UserError if the judge's verdict is needed and another request would fail as well.
         """
@@ -310,7 +310,7 @@ QUEUEING = "queueing"
 
 
 class CallReport:
-    """A report of what a pending call waits for: the environment, or its place in a queue."""
+    """A context that reports what a pending call waits for: the environment, or its place in a queue."""
 
     def __init__(
         self,

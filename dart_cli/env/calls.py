@@ -38,7 +38,7 @@ _STEP_FIELDS = ("observation", "reward", "terminated", "truncated", "info")
 """Names of the values that `GuiEnv.step` returns."""
 
 _logged: set[tuple[str, str]] = set()
-"""(call, place) of the errors whose traceback this process has logged."""
+"""The (call, place) of each error whose traceback this process has logged."""
 
 _KINDS: Mapping[str, type[EnvError]] = {
     kind.__name__: kind for kind in (NoOracleError, ActionCausedError, EnvError)
@@ -70,7 +70,11 @@ class Began:
 def perform(
     env: GuiEnv, call: str, payload: Mapping[str, Any], screens: StoredEncoding = "png"
 ) -> Any:
-    """Return the answer to a call; ANSWERS has its type. Raises what the environment raises."""
+    """Return the answer to a call; ANSWERS has its type.
+
+    Raises what the environment raises, and EnvError for a wrong answer. `screens` is the encoding of
+    screenshots in the answer.
+    """
     match call:
         case "reset":
             return reset(env, screens=screens, **payload)
@@ -87,7 +91,10 @@ def perform(
 def reset(
     env: GuiEnv, task: Task, seed: int, screens: StoredEncoding = "png", *, free: bool = False
 ) -> Began:
-    """Start the task; the observation is encoded as `screens`."""
+    """Start the task and return the first observation, encoded as `screens`, with the instruction.
+
+    Raises EnvError for a wrong answer of the environment.
+    """
     options = {"task": task, "free": True} if free else {"task": task}
     returned = call_method(env, "reset", seed=seed, options=options)
     observation, info = unpack("reset", returned, ("observation", "info"))
@@ -106,7 +113,10 @@ def reset(
 
 
 def step(env: GuiEnv, action: Action, screens: StoredEncoding = "png") -> StepResult:
-    """Perform one action; the observation is encoded as `screens`."""
+    """Perform one action and return its result, whose observation is encoded as `screens`.
+
+    Raises EnvError for a wrong answer of the environment.
+    """
     returned = call_method(env, "step", action)
     observation, reward, terminated, truncated, _ = unpack("step", returned, _STEP_FIELDS)
     screen = stored_as(_checked_observation("step", observation), screens)
@@ -119,7 +129,7 @@ def step(env: GuiEnv, action: Action, screens: StoredEncoding = "png") -> StepRe
 
 
 def evaluate(env: GuiEnv) -> Verdict:
-    """Return the verdict on the present state, checked."""
+    """Return the environment's verdict on the present state. Raises EnvError if it is no valid Verdict."""
     verdict = call_method(env, "evaluate")
     if not isinstance(verdict, Verdict):
         raise wrong_return("evaluate", "a Verdict (envs.contract.base)", verdict)

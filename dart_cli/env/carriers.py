@@ -52,7 +52,7 @@ itself."""
 
 
 class _Clock:
-    """A deadline of a call, which stands still while the environment is in a queue."""
+    """The deadline of a call, which stands still while the environment is in a queue."""
 
     def __init__(self, timeout: asyncio.Timeout, on_queue: OnQueue) -> None:
         self.timeout = timeout
@@ -145,7 +145,7 @@ class ThreadedEnv:
         deadline_s: float,
         on_queue: OnQueue = ignore_queue,
     ) -> Any:
-        """Return the answer to a call. Raises EnvError."""
+        """Return the answer to a call. Raises EnvError if the call fails or overruns `deadline_s`."""
         thread = self._thread = self._thread or self._start_thread()
         answer = thread.loop.create_future()
         clock = _Clock(asyncio.timeout(deadline_s), on_queue)
@@ -186,6 +186,7 @@ class ThreadedEnv:
             )
 
     def _start_thread(self) -> _Thread:
+        """Start a thread for a fresh environment. Raises EnvError if too many environments hang."""
         if self.hung >= MOST_HUNG:
             raise stuck(self.name)
         loop = asyncio.get_running_loop()
@@ -195,6 +196,7 @@ class ThreadedEnv:
         return thread
 
     def _serve(self, thread: _Thread) -> None:
+        """Run the thread: make the environment, perform its calls one by one, and close it at the end."""
         env: GuiEnv | None = None
         while (call := thread.calls.get()) is not None:
             if call.pending.given_up.is_set():
@@ -224,7 +226,7 @@ def stuck(name: str) -> EnvError:
 
 
 def _post(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any) -> None:
-    """Set the result of a future of another thread's loop, unless the future was cancelled."""
+    """Set the result of a future that belongs to another thread's loop, unless the future was cancelled."""
 
     def settle() -> None:
         if not future.done():
@@ -248,8 +250,8 @@ KILL_DEADLINE_S = 5.0
 class IsolatedEnv:
     """A carrier of calls to one GuiEnv in a process. See dart_cli.env.async_env.Carrier.
 
-    The process is started at the first call, after `renew`, and after it was killed since a call overran its
-    deadline or was cancelled, or since it ended by itself.
+    A call starts the process if there is none: at the first call, after `renew`, after a call that overran
+    its deadline or was cancelled, for which the process is killed, and after the process has ended by itself.
     """
 
     def __init__(
@@ -291,7 +293,10 @@ class IsolatedEnv:
         deadline_s: float,
         on_queue: OnQueue = ignore_queue,
     ) -> Any:
-        """Return the answer to a call. Raises EnvError."""
+        """Return the answer to a call.
+
+        Raises EnvError if the call fails or overruns `deadline_s`, or if the process ends.
+        """
         clock = _Clock(asyncio.timeout(deadline_s), on_queue)
         try:
             async with clock.timeout:
@@ -344,7 +349,7 @@ class IsolatedEnv:
         return self._process
 
     async def _end(self) -> str:
-        """Kill the process with its children, and return in words how it ended before that, if it did.
+        """Kill the process with its children, and return in words how it had ended, or "hung" if it had not.
 
         This waits even if it is cancelled, since the process would be left behind otherwise.
         """
@@ -359,6 +364,7 @@ class IsolatedEnv:
             raise
 
     async def _kill(self, process: asyncio.subprocess.Process) -> str:
+        """Kill a process with its children, and return in words how it had ended; see `_end`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.2):  # a process that is exiting by itself gives its code
                 await process.wait()

@@ -1,6 +1,6 @@
 """The process of one environment: `python -m dart_cli.env.child`, which IsolatedEnv starts.
 
-    main             reads which environment to make, then answers calls one by one until `close` is called
+    main             reads from its pipe which environment to make, and answers calls until `close` is called
     EnvServer        the environment, and the reply to each call
     plain            writes the arguments of a call as plain values
     pack, read_from  write and read a frame: a JSON header and a blob (a screenshot)
@@ -55,8 +55,8 @@ def main() -> None:
     take_streams()
     keep_going()  # output of an environment is not a result: a closed stream must not end the process
     requests, output = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
     os.dup2(2, 1)
     adopt_orphans()
     when_orphaned(os.getppid(), _end)

@@ -1,7 +1,7 @@
-"""Requests to the data service, which are repeated as long as the service is absent.
+"""Requests to the data service, which are repeated until the service answers.
 
 DataClient       leases tasks and submits steps and ends; the TrajectorySink of an episode
-LeaseWaitStats   how long slots waited for leases
+LeaseWaitStats   measures how long slots wait for leases
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class LeaseWaitStats:
 
 
 class DataClient:
-    """A client of the data service. It waits as long as the service is absent or its disk is full."""
+    """A client of the data service. It waits while the service does not answer or its disk is full."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class DataClient:
         return await self._submit(end)
 
     async def give_back(self, end: TrajectoryEnd) -> None:
-        """Return a lease.
+        """Return a lease to the data service: submit `end`, the end of its trajectory.
 
         If the data service does not answer within `GIVE_BACK_S`, the lease expires later.
         """

@@ -1,10 +1,10 @@
 """One episode: reset -> (ask the policy -> read its text -> act) ... -> verdict.
 
-    ActionSpec          how texts become actions, and what the policy sees of earlier steps
-    Policy              the protocol of what answers a screen with a completion: a router, or an engine
-                        of this process
-    TrajectorySink      the protocol of what keeps the steps and the end: the data service, or a list in
-                        memory
+    ActionSpec          reads texts as actions, and says what prompts show of earlier steps
+    Policy              the protocol of a policy, which answers a screen with a completion: a router, or an
+                        engine of this process
+    TrajectorySink      the protocol of a sink, which keeps the steps and the end: the data service, or a
+                        list in memory
     Episode             the control flow of an episode; `phase` is what it does now
     play_episode        plays an episode in one call
     slot_timer          makes the timer of a slot, which the slot's episodes update
@@ -100,7 +100,7 @@ class TrajectorySink(Protocol):
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """How observations become prompts and texts become actions, the same for all episodes of a run."""
+    """The action parser, coordinates and history of a run, which are the same for all of its episodes."""
 
     action_parser: ActionParser
     history: History
@@ -151,11 +151,11 @@ def slot_timer() -> PhaseTimer:
 
 
 class _AbandonedError(DartError):
-    """The episode cannot go on although the environment works, since the policy does not answer."""
+    """The error that ends an episode whose environment works: no answer of the policy, or a lost lease."""
 
 
 class _LeaseLostError(_AbandonedError):
-    """The data service has taken the lease back: it expired, or the trajectory is not needed any more."""
+    """The error after the data service took the lease back: it expired, or the trajectory is not needed."""
 
 
 def already_true(task: Task, verdict: Verdict | None) -> str | None:
@@ -265,10 +265,12 @@ class Episode:
         return self._end("cancelled", Verdict("invalid", reason))
 
     def _enter(self, phase: Phase) -> None:
+        """Enter a phase of the episode, and the phase of the slot's timer that counts it."""
         self.phase = phase
         self._timer.enter(_COUNTS_AS[phase])
 
     async def _play(self) -> tuple[StopReason, Verdict]:
+        """Play to the end, which is not submitted here; return why the episode ended, and the verdict."""
         self._enter("reset")
         began = time.monotonic()
         screen, instruction = await self._env.reset(self._task, self.lease.task_seed)
@@ -340,6 +342,7 @@ class Episode:
         return prompt_text(screen.texts, OBSERVE_CHARS, to_model)
 
     async def _ask(self, request: ActRequest) -> tuple[Completion, float]:
+        """Return (completion, seconds). Raises _AbandonedError if the policy does not answer."""
         self._enter("model")
         began = time.monotonic()
         try:
@@ -356,7 +359,10 @@ class Episode:
         action: Action,
         model_s: float,
     ) -> StepResult:
-        """Perform the action and submit the step, even if the environment broke on it."""
+        """Perform the action, submit the step, and return the result.
+
+        If the environment breaks on the action, the step is submitted before the EnvError is raised.
+        """
         self._enter("env")
         began = time.monotonic()
         broken: EnvError | None = None
@@ -375,6 +381,7 @@ class Episode:
         return stepped
 
     def _remember(self, completion: Completion, screen: Observation) -> None:
+        """Add a step to the turns and descriptions that later prompts show."""
         history = self._action_spec.history
         if self._action_spec.previous is not None:
             self._actions.append(summary_of(self._action_spec.action_parser, completion.text))

@@ -1,7 +1,7 @@
-"""The connections of a process that plays: to the data service, rollout workers and the telemetry of all.
+"""The connections of a process that plays: to the data service, to rollout workers, and to the telemetry.
 
     Peers       the connections, and the messages that arrive over them
-    connected   opens them while a block runs
+    connected   opens the connections for a block
 
 `dart env` and `dart serve` use this module.
 """
@@ -41,7 +41,7 @@ class Peers:
     router: RolloutRouter
     telemetry: AsyncIterator[Message]
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Is set when the data service reports that the run is over."""
+    """This event is set when the data service reports that the run is over."""
 
     async def listen(self) -> None:
         """Read telemetry until cancelled: pass heartbeats to the router; set `over` at the end of the run."""
@@ -64,7 +64,7 @@ async def connected(
 ) -> AsyncIterator[Peers]:
     """Yield the connections of `worker`. Its heartbeat reports `load()`, and its `endpoint` if it has one.
 
-    Raises UserError if the data service refuses its settings.
+    Raises UserError if the data service refuses the settings of this process.
     """
     endpoints, curve = run_endpoints(config), run_curve(config)
     async with AsyncExitStack() as stack:

@@ -1,6 +1,6 @@
 """Routes each request to the least loaded rollout worker, and to another one if that fails.
 
-    fresh           leaves out workers whose weights are too old
+    fresh           leaves out candidates whose weights are too old
     choose          chooses a worker among candidates
     RolloutRouter   the policy of an episode: all rollout workers of the run behind `act`
     RoutingStats    the counters of a router
@@ -75,7 +75,7 @@ def choose(candidates: Sequence[Candidate], former: str, rng: Random) -> str:
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-"""How often a waiting caller checks whether its worker, or any worker, is alive."""
+"""Seconds between two checks, by a waiting caller, whether its worker, or any worker, is alive."""
 REPEAT_S = 15.0
 """Seconds after which a request is repeated at the same worker. A lost connection is noticed at once; a
 request holds megabytes of screenshots and a completion may take long, so that an earlier repeat would only
@@ -109,6 +109,8 @@ class RoutingStats:
 
 @dataclass(eq=False)
 class _RolloutWorker:
+    """A rollout worker to which there is a connection."""
+
     name: str
     endpoint: str
     requester: Requester
@@ -221,9 +223,9 @@ class RolloutRouter:
         where = f"step {request.step} of {request.trajectory_id}"
         last: _RolloutWorker | None = None
         while True:
-            looked = time.monotonic()
-            worker = await self._pick(request.trajectory_id, looked + self._absent_s - absent_s)
-            absent_s += time.monotonic() - looked
+            pick_began = time.monotonic()
+            worker = await self._pick(request.trajectory_id, pick_began + self._absent_s - absent_s)
+            absent_s += time.monotonic() - pick_began
             if worker is None:
                 raise DeadlineError(f"{where}: after {self._absent_s:g} s {_ABSENT}")
             self.routed.rerouted += last is not None and last is not worker
@@ -305,7 +307,7 @@ class RolloutRouter:
     async def _ask(
         self, worker: _RolloutWorker, request: ActRequest, request_id: bytes, deadline: float
     ) -> Completion | None:
-        """Return the worker's completion; None if the worker went away first."""
+        """Return the worker's completion; None if the worker died, stopped or was replaced before it."""
         remaining = max(0.001, deadline - time.monotonic())
         worker.in_flight += 1
         asking = asyncio.create_task(
@@ -347,6 +349,7 @@ class RolloutRouter:
         )
 
     def _connect(self, heartbeat: Heartbeat) -> None:
+        """Connect to the worker of a heartbeat, in place of an older connection under its name."""
         try:
             requester = Requester(
                 heartbeat.endpoint, name=self._name, peer="dart rollout", curve=self._curve
@@ -361,6 +364,7 @@ class RolloutRouter:
         logger.info("rollout worker %s at %s", heartbeat.worker, heartbeat.endpoint)
 
     def _disconnect(self, name: str) -> None:
+        """Forget a worker, and begin to close the connection to it."""
         worker = self._workers.pop(name, None)
         if worker is not None:
             task = asyncio.create_task(worker.requester.close())

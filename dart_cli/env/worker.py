@@ -6,7 +6,7 @@
     RolloutRouter     requests to rollout workers                       (router.py)
     connected         the connections, and the messages that arrive     (peers.py)
     EpisodeCounters   counts of the slots' episodes, for the heartbeat
-    WorkerContext     what the slots of the process share
+    WorkerContext     the parts that all slots of the process share
 
 The process does not end because another one is absent: without a data service or rollout workers the slots
 wait, report the wait in heartbeats, and continue when these appear. It ends with an error if too many of its
@@ -36,7 +36,7 @@ from envs.contract.registry import find_task
 logger = logging.getLogger(__name__)
 
 BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Pauses after the first, second, ... failed episode in a row."""
+"""Seconds of pause after the first, second, ... failed episode in a row."""
 STUCK_SHARE = 0.5
 """Share of the slots that may be stuck, which lease nothing more. Above it the process ends, and the episodes
 that it plays are played again."""
@@ -94,7 +94,7 @@ async def raise_if_stuck(worker: str, slots: list[EnvSlot]) -> None:
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What all slots of a process share."""
+    """The parts that all slots of a process share."""
 
     worker: str
     config: Config
@@ -121,7 +121,7 @@ class EpisodeCounters:
         self.lost += episode.lease_lost
 
     def load(self, context: WorkerContext, slots: list[EnvSlot]) -> Load:
-        """Return what the slots do, where their time goes and which leases they play, for the heartbeat."""
+        """Return the load for the heartbeat: what the slots do, their time by phase, and their leases."""
         episodes = [slot.episode for slot in slots if slot.episode is not None]
         queueing = [slot for slot in slots if slot.timer.phase == QUEUEING]
         phases = Counter(
@@ -205,6 +205,7 @@ class EnvSlot:
         await self._env.close()
 
     async def _play(self, lease: Lease) -> None:
+        """Play one lease, and pause if its episode is invalid. The lease is returned if this is cancelled."""
         context, task = self._context, find_task(lease.suite, lease.task_id)
         episode = Episode(
             self._env,
@@ -246,10 +247,7 @@ class EnvSlot:
             await self._env.renew()
 
     async def _until_freed(self) -> None:
-        """Wait until an environment that hangs returns, if one ever does.
-
-        A lease would be wasted meanwhile.
-        """
+        """Wait until an environment that hangs returns, if one ever does. Nothing is leased meanwhile."""
         self.timer.enter("dead")
         logger.error("slot %d leases nothing more: %s", self.index, stuck(self.name))
         with self._context.heartbeat.waiting(f"an environment of {self.name} to return"):
@@ -257,6 +255,7 @@ class EnvSlot:
                 await asyncio.sleep(LOOK_S)
 
     async def _back_off(self) -> None:
+        """Pause after a failure, the longer the more episodes have failed in a row."""
         self.timer.enter("dead")
         pause_s = BACK_OFF_S[min(self._consecutive_failures, len(BACK_OFF_S) - 1)]
         self._consecutive_failures += 1

@@ -1,7 +1,7 @@
 """The device that a model runs on, and the error when its memory is too small.
 
-pick_device    the device that a configuration asks for
-check_memory   a context manager: running out of memory in its block becomes an error that names the fix
+pick_device    returns the device that a configuration asks for
+check_memory   a context manager: if its block runs out of memory, it raises an error that names the fix
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def check_memory(
 ) -> Iterator[None]:
     """Raise DartError if the block runs out of memory on `device` while it makes `what`.
 
-    DartError does not count as the user's mistake: another process may hold the memory for now, so a
-    supervisor tries again.
+    `fix` ends the message. DartError does not count as the user's mistake: another process may hold the
+    memory for now, so a supervisor tries again.
     """
     try:
         yield

@@ -3,7 +3,7 @@
 Evidence      the task, all actions as text, the first screen, the last one, and some between
 messages      returns the evidence as messages for a chat model
 parse_answer  reads an answer strictly; raises AnswerError with the reason if the text is not an answer
-complaint     returns the messages after such a text
+complaint     returns the messages that ask again after a text that is not an answer
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PROMPT = 1
 
 
 def system_prompt(kind: AnswerKind) -> str:
-    """Return the instruction to the judge."""
+    """Return the system message, which tells the judge how to judge and in which form to answer."""
     return (
         "You judge whether an agent that operates a graphical user interface has done its task. You are given "
         "the task, the agent's actions in order, and screenshots. What counts is the state at the end, not what "
@@ -119,7 +119,7 @@ def complaint(text: str, problem: str, kind: AnswerKind) -> Messages:
 
 
 def _reply(text: str) -> str:
-    """Return the text without its thought."""
+    """Return the text without its thought, or the whole text if its thought does not end."""
     try:
         return reply_of(text)
     except ActionError:
@@ -158,6 +158,7 @@ def shrunk(image: bytes, longest: int = IMAGE_SIZE) -> bytes:
 
 
 def _shortened(actions: list[str]) -> list[str]:
+    """Return numbered lines of the actions, at most MOST_LINES of them and a line for the others."""
     lines = [f"{number}. {line}" for number, line in enumerate(actions, start=1)]
     if len(lines) <= MOST_LINES:
         return lines
@@ -181,10 +182,10 @@ class Answer:
 
 
 def parse_answer(text: str, kind: AnswerKind) -> Answer:
-    """`{"verdict": "pass", "reason": "..."}` or `{"score": 0.5, "reason": "..."}`, as was asked for.
+    """Return the answer in a text: `{"verdict": "pass", "reason": "..."}`, or with `"score": 0.5`, by `kind`.
 
-    The reason may be left out. A thought before it and a fence of a code block around it are taken off; words
-    beside it, other keys, a key twice, and the other kind of answer are refused. Raises AnswerError.
+    The reason may be left out. A thought before the JSON and a fence of a code block around it are removed.
+    Raises AnswerError for words beside the JSON, other keys, a key twice, and the other kind of answer.
     """
     try:
         starts = reply_starts(text)

@@ -29,7 +29,7 @@ class ModelBackend:
     async def ask(self, messages: Messages, max_tokens: int) -> ChatReply:
         """Return the model's answer.
 
-        Raises ModelError if the folder cannot be loaded, EngineError if it is closed.
+        Raises ModelError if the folder cannot be loaded, EngineError if the backend is closed meanwhile.
         """
         engine = await self._loaded()
         prompt, images = await asyncio.to_thread(render, engine.policy, messages)

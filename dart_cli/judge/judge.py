@@ -3,9 +3,9 @@
 Judge         a configured model, which several slots share
 judge_of      returns the judge of a configuration; all callers in a process with the same configuration share
               it
-name_of       returns its name in the store: the model, and a digest of how it is asked and what its folder
-              holds
-JudgeBackend  the protocol of what answers: ChatBackend or ModelBackend
+name_of       returns the name of a judge in the store: the model, and a digest of how it is asked and what
+              its folder holds
+JudgeBackend  the protocol of ChatBackend and ModelBackend, which ask the model
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ Purpose = Literal["missing", "check", "later"]
 
 LONGEST_PAUSE_S = 30.0
 MOST_QUESTIONS = 2
-"""How often a judge is asked about an episode if it writes texts that are not answers."""
+"""Most times that a judge is asked about an episode if it writes texts that are not answers."""
 MOST_TOKENS = 1024
 """Most tokens of an answer, thoughts included."""
 
 
 @dataclass(frozen=True)
 class JudgeLimits:
-    """How long a judge may take, how often it is asked again, and how many episodes it judges at once."""
+    """The limits of a judge: seconds, requests without an answer, and episodes that are judged at once."""
 
     answer_s: float = 60.0  # longest time of a request to a server
     attempts: int = 4  # requests without an answer, after which the episode is invalid
@@ -84,6 +84,8 @@ class JudgeBackend(Protocol):
 
 @dataclass
 class _Costs:
+    """The requests and tokens that one judgement has cost so far."""
+
     calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -137,10 +139,10 @@ class Judge:
     ) -> Judgement:
         """Return the model's opinion; its outcome is `invalid` if there is no answer within the deadline.
 
-        Before that it waits without a deadline until fewer than `limits.concurrent` episodes are judged, each
-        of which has a deadline. `on_queue` gets this wait, and None when it is over. Raises UserError if
-        another request would fail as well: a wrong key, address or model, or a folder that is not read within
-        the deadline.
+        Before that, this call waits without a deadline until fewer than `limits.concurrent` episodes are
+        judged, each of which has a deadline. `on_queue` gets this wait, and None when it is over. Raises
+        UserError if another request would fail as well: a wrong key, address or model, or a folder that is
+        not read within the deadline.
         """
         await self._read_folder_once()
         costs = _Costs()
@@ -187,6 +189,7 @@ class Judge:
             self._gate.release()
 
     async def _answer(self, backend: JudgeBackend, evidence: Evidence, costs: _Costs) -> Answer:
+        """Ask until a text is an answer, at most MOST_QUESTIONS times. Raises EngineError, UserError."""
         config = self.config
         prompt = await asyncio.to_thread(messages, evidence, config.answer)
         for turn in range(MOST_QUESTIONS):
@@ -247,7 +250,7 @@ def judge_of(config: JudgeConfig) -> Judge:
 
 
 def name_of(config: JudgeConfig, folder: str = "") -> str:
-    """Return `MODEL#1a2b3c`. The digest is of how the model is asked: another way of asking is another judge.
+    """Return the judge's name, `MODEL#1a2b3c`, whose digest changes with the way in which the model is asked.
 
     `folder` is a digest of a model folder's contents. The address of a server is left out, since the same
     model at another port is the same judge.

@@ -41,8 +41,8 @@ UI_TARS = Screens(28, 100 * 28 * 28, 16384 * 28 * 28)
 def resize_of(config: Config) -> Screens:
     """Return how the model's image processor resizes a screen.
 
-    Only `resized` coordinates depend on it; for the others the model's folder is not read. Raises ModelError
-    if the folder does not state it.
+    Only `resized` coordinates depend on it; for the others the model's folder is not read, and the result is
+    UI_TARS. Raises ModelError if the folder does not state it.
     """
     return screens_of(config) if config.policy.coordinates == "resized" else UI_TARS
 
@@ -61,8 +61,8 @@ class CoordinateMap:
     """The pixel of the mouse pointer after the actions so far; None if no action has moved it. It is needed
     by languages with calls that act where the pointer is."""
     assumes_places: bool = True
-    """Whether a call without a place acts where the pointer is, or in the middle of the screen. It does when
-    an episode is played. When pointing is measured, such a call is an error."""
+    """True if a call without a place acts where the pointer is, or in the middle of the screen if no action
+    has moved it, as when an episode is played. When pointing is measured, such a call is an error."""
 
     @property
     def centre(self) -> tuple[int, int]:
@@ -105,7 +105,7 @@ AS_IT_IS = CoordinateMap(10**6, 10**6, 10**6, 10**6, pointer=(0, 0))
 
 
 def pointer_after(action: Action, before: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Return the pixel of the mouse pointer after `action`; `before` is its pixel before."""
+    """Return the pixel of the mouse pointer after `action`; `before` is its pixel before the action."""
     if isinstance(action, Drag):
         return action.path[-1]
     x, y = getattr(action, "x", None), getattr(action, "y", None)
@@ -121,7 +121,8 @@ def make_coordinate_map(
     and Qwen3-VL write them. `resized`: absolute pixels of the screenshot as the model's image
     processor resizes it (Qwen2.5-VL, UI-TARS-1.5), 0 to the width: UI-TARS' own parser divides by the
     width (github.com/bytedance/UI-TARS, action_parser.py), so that the width is the screen's edge.
-    `unit`: 0 to 1 of each side, with decimals (OpenCUA-Qwen2-7B).
+    `unit`: 0 to 1 of each side, with decimals (OpenCUA-Qwen2-7B). Raises ActionError as `smart_resize` does,
+    for `resized` numbers alone.
     """
     if convention == "thousandths":
         return CoordinateMap(width, height, THOUSAND, THOUSAND)
@@ -160,14 +161,17 @@ def smart_resize(
 def screen_tokens(screen: tuple[int, int], resize: Screens) -> int:
     """Return the number of tokens of a screen of (width, height) pixels.
 
-    Raises ActionError as `smart_resize`.
+    Raises ActionError as `smart_resize` does.
     """
     height, width = smart_resize(screen[1], screen[0], **resize._asdict())
     return max(1, width * height // resize.factor**2)
 
 
 def _rescale(axis: str, value: int, from_size: int, to_size: int) -> int:
-    """Return the cell, of `to_size`, that contains the centre of cell `value`, of `from_size`."""
+    """Return which of `to_size` cells contains the centre of cell `value` of `from_size` cells.
+
+    Raises ActionError if there is no such cell; `axis` is its name in the message.
+    """
     if not 0 <= value < from_size:
         raise ActionError(f"{axis}={value} is beyond the screen: 0 to {from_size - 1}")
     return (2 * value + 1) * to_size // (2 * from_size)

@@ -64,6 +64,7 @@ class History:
         return visible
 
     def _newest(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Return the last turns, without the screenshots and texts that are too old."""
         newest = turns[max(0, len(turns) - self.turns) :]
         return [self._fade(turn, len(newest) - place) for place, turn in enumerate(newest)]
 
@@ -76,8 +77,9 @@ class History:
 
 
 HISTORY_TEXTS = 1
-"""Screens whose texts (`env.observe`) are in a prompt: the current one alone. An accessibility tree may have 8000
-characters, more than the screenshot beside it has tokens, and it lists anew what has not changed."""
+"""The number of screens whose texts (`env.observe`) are in a prompt: the current one alone. An accessibility
+tree may have 8000 characters, more than the screenshot beside it has tokens, and it repeats what has not
+changed."""
 
 
 def history_of(policy: PolicyConfig) -> History:
@@ -105,7 +107,7 @@ class Previous:
     none: str = "None"
 
     def text(self, actions: Sequence[str]) -> str:
-        """Return the lines of actions [N], oldest first, without a newline at the end."""
+        """Return the lines of actions [N], oldest first, without a newline at the end; `none` without any."""
         if not actions:
             return self.none
         lines = [

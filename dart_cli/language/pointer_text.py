@@ -1,6 +1,6 @@
 """Conversion between the numbers of a text and the pointers among its tokens, without torch.
 
-    Cells          the cells of a screenshot, and the model's numbers in each
+    Cells          maps the model's numbers to cells of a screenshot, and back
     jitter         returns where in its cell a sampled pointer clicks
     split_text     splits a text into its points and the texts around them
     PointerText    converts tokens of completions to texts and back, for one policy and action parser
@@ -44,7 +44,7 @@ class Cells:
     def holding(self, point: Numbers, coordinates: CoordinateMap) -> int:
         """Return the cell that contains the centre of the point's pixel.
 
-        Raises ActionError beyond the screen.
+        Raises ActionError if the point is beyond the screen.
         """
         column, row = self._place(*point, coordinates)
         return row * self.columns + column
@@ -84,7 +84,7 @@ class Cells:
 
 
 def _within(place: int, fraction: float, grid: int, place_of: Callable[[int], int]) -> int:
-    """Return the number, of `grid`, at a fraction of the numbers that `place_of` maps to `place`."""
+    """Return the number at `fraction` [0, 1] of the numbers below `grid` that `place_of` maps to `place`."""
     first = bisect_left(range(grid), place, key=place_of)
     after = bisect_left(range(grid), place + 1, key=place_of)
     number = first + int(min(max(fraction, 0.0), 1.0) * (after - first))
@@ -94,7 +94,7 @@ def _within(place: int, fraction: float, grid: int, place_of: Callable[[int], in
 def jitter(seed: int, position: int) -> tuple[float, float]:
     """Return uniform fractions in [0, 1) for the pointer at `position` of the completion with this `seed`.
 
-    They do not enter the likelihood, since all points of a cell are equally likely.
+    The fractions do not enter the likelihood, since all points of a cell are equally likely.
     """
     digest = blake2b(f"{seed}/{position}".encode(), digest_size=16).digest()
     x, y = (int.from_bytes(half, "little") >> 11 for half in (digest[:8], digest[8:]))

@@ -1,7 +1,7 @@
 """The tokens of a pointer, and the patches of a completion. This module does not import torch.
 
     PointerTokens   the ids of the tokens in one model's vocabulary, and which token another one forces
-    pointer_tokens  reads them from a config.json
+    pointer_tokens  reads the PointerTokens of a model from its config.json
     patch_mistake   describes what is wrong with the patches of a completion
     map_mistake     describes what is wrong with the maps of a completion's pointers
     drop_forced     removes the numbers of forced tokens from the numbers of a completion
@@ -53,9 +53,9 @@ class PointerTokens:
 
 
 def pointer_tokens(config: Mapping[str, Any]) -> PointerTokens | None:
-    """Return the tokens of a config.json.
+    """Return the pointer tokens that a model's config.json names; None if the model has no pointer head.
 
-    None if the model has no head. Raises ModelError if some are missing.
+    Raises ModelError if only some of the tokens are named.
     """
     ids = pointer_ids(config)
     return None if ids is None else PointerTokens(*ids)
@@ -139,10 +139,10 @@ def map_mistake(pointed: Sequence[PointerMap], patches: Sequence[int]) -> str:
 
 
 def drop_forced(values: Sequence[float], patches: Sequence[int]) -> list[float]:
-    """Return `values` [A] of a completion's tokens without those of forced tokens: each pad before a patch.
+    """Return `values` [A] of a completion's tokens without the value of each pad, the token before a patch.
 
-    The value of a pad that ends the completion is kept: without the model's token ids it cannot be told
-    apart.
+    The value of a pad that ends the completion is kept, because only the model's token ids would show that it
+    is one.
     """
     following = [*patches[1:], -1] if patches else [-1] * len(values)
     return [value for value, after in zip(values, following, strict=True) if after < 0]

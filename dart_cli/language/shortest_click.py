@@ -1,7 +1,7 @@
 """The check that a click fits into a completion of `rollout.max_tokens` tokens.
 
 find_cut_off     returns a Finding if even the shortest click would be cut off
-refuse_cut_off   raises this finding as an error
+refuse_cut_off   raises ConfigError with this finding
 
 It needs the action parser and the tokenizer's file alone, and does not import torch.
 """
@@ -33,8 +33,7 @@ def refuse_cut_off(config: Config, source: Source | None = None) -> None:
 def find_cut_off(config: Config) -> Finding | None:
     """Return the mistake in `rollout.max_tokens` if no click fits, else None.
 
-    Return None as well if this cannot be told: without a model, a tokenizer, or clicks in the action
-    language.
+    Return None as well if there is no model, no readable tokenizer, or no click in the action language.
     """
     # Agents of other programs may write any text.
     if config.rollout.engine not in MODEL_ENGINES or config.env.suite.startswith(_SERVED):
@@ -60,7 +59,7 @@ def find_cut_off(config: Config) -> Finding | None:
 def _shortest(config: Config) -> list[str]:
     """Return the text of a click, or, if the policy points, the parts around its points.
 
-    [] without clicks.
+    The list is empty if the language has no clicks.
     """
     policy = config.policy
     coordinates = make_coordinate_map(policy.coordinates, _SIDE, _SIDE)

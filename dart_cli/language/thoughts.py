@@ -1,11 +1,11 @@
 """Thoughts, which a reasoning model writes before its reply, in <think> or <thinking> tags.
 
-opens_thought   tells whether a prompt ends within a thought, so that the completion begins there
-closes_thought  tells whether a text has the end of a thought
-closed_thought  returns a thought as a model learns to write it after such a prompt
-drop_opening_tag        removes the opening tag that such a prompt has already
-reply_starts    returns where the reply may begin in a completion, since markup in a thought is not read
-reply_of        returns the reply alone
+opens_thought     tells whether a prompt ends within a thought, so that the completion begins there
+closes_thought    tells whether a text has the end of a thought
+closed_thought    returns a thought as a model learns to write it after a prompt that ends within a thought
+drop_opening_tag  removes the opening tag from a completion whose prompt has the tag already
+reply_starts      returns where the reply may begin in a completion, since markup in a thought is not read
+reply_of          returns the reply of a completion, without its thought
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The special tokens of the supported vocabularies, and outside text without them. torch is not imported.
+"""The special tokens of the supported vocabularies, and how text from outside is kept free of them.
+
+This module does not import torch.
 
 forbidden_ids   returns the tokens that a policy never samples
 LiteralText     marks text from outside, so that a tokenizer reads no special token in it
@@ -19,8 +21,8 @@ STRUCTURAL = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-"""Tokens that structure a prompt. In a completion they would break the next forward pass or the next
-prompt."""
+"""Tokens that structure a prompt. A completion that contained them would break the next forward pass or the
+next prompt."""
 
 BOXES = ("<|box_start|>", "<|box_end|>")
 THOUGHTS = ("<think>", "</think>")

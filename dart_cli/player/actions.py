@@ -31,7 +31,7 @@ Watcher = Callable[[Action | None, Observation, str], None]
 
 @dataclass
 class ActedEpisode:
-    """The result of an episode."""
+    """The result of an episode of a player without a policy."""
 
     outcome: Outcome | None = None  # None: it was not played, since there is no solution
     reason: str = ""
@@ -66,7 +66,7 @@ async def play_actions(
 
     try:
         screen, acted.instruction = await env.reset(task, seed)
-        pixels_of(screen.screenshot)  # a run decodes each for the policy
+        pixels_of(screen.screenshot)  # raises for a broken one: a run decodes each screenshot
         acted.reset_s = time.monotonic() - began - env.queued_s
         acted.screenshot = screen.screenshot
         watch(None, screen, acted.instruction)

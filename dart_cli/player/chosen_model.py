@@ -34,11 +34,12 @@ async def loaded_model(
     load_s: float | None = None,
     waits: OpenWaits | None = None,
 ) -> AsyncIterator[Model]:
-    """Yield the configured engine with the weights in `directory`; with the model folder's weights for None.
+    """Yield the configured engine with the weights in `directory`, or with the model folder's if it is None.
 
     Adapters are served with the settings that are stored with them. The engine is closed at the end. `waits`
-    reports the loading, and the wait for each answer. Raises ModelError, WeightsError, MissingPartError, and
-    TimeoutError if loading takes longer than `load_s` seconds.
+    reports the loading, and the wait for each answer. Raises ModelError, WeightsError, MissingPartError,
+    UserError for adapters that the engine cannot serve, and TimeoutError if loading takes longer than
+    `load_s` seconds.
     """
     from dart_cli.rollout.worker import load_model  # late: loads the engine's parts
     from dart_cli.weights.manifest import read_manifest
@@ -107,9 +108,9 @@ def chosen_weights(config: Config, weights: Path | None) -> tuple[Path | None, i
 def newest_announced(config: Config) -> Published | None:
     """Return the run's newest version that is on disk; None if the run has none yet.
 
-    Versions that the trainer announced come first: the updates in a later one are in no record of the run. If
-    there is no database, as on another host, or none of its versions is on disk, the newest of all is
-    returned.
+    The newest version that the trainer announced is preferred, because the run has no record of the updates
+    in a later one. If there is no database, as on another host, or none of its versions is on disk, the
+    newest of all is returned.
     """
     from dart_cli.data.store.open import open_reader  # late: sqlite
     from dart_cli.weights.manifest import newest_version

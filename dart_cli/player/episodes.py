@@ -92,7 +92,7 @@ class PlayedEpisode:
 
 
 def plan_episodes(tasks: Sequence[Task], episodes: int, first_seed: int) -> list[PlannedEpisode]:
-    """Return `episodes` episodes spread over `tasks`, each with another seed; [] without a task."""
+    """Return `episodes` episodes, spread over `tasks`, with seeds from `first_seed` on; [] without a task."""
     if not tasks:
         return []
     return [PlannedEpisode(tasks[i % len(tasks)], first_seed + i) for i in range(episodes)]
@@ -248,7 +248,7 @@ def each_of(episodes: Iterable[PlannedEpisode]) -> NextEpisode:
 
 
 def answered_by(config: Config, responder: Responder | None) -> PolicyOf:
-    """Return a policy for each episode: the responder, or random clicks if it is None."""
+    """Return a function that makes the policy of an episode: `responder`, or random clicks if it is None."""
     action_spec = action_spec_of(config)
 
     def policy_of(_env: AsyncEnv, episode: PlannedEpisode) -> Policy:
@@ -258,7 +258,7 @@ def answered_by(config: Config, responder: Responder | None) -> PolicyOf:
 
 
 def slots_at_once(config: Config) -> int:
-    """Return how many environments play at once: `env.slots`, or as many as fill a batch of the engine."""
+    """Return how many environments play at once: `env.slots`, or `rollout.max_batch` if that is more."""
     return max(config.env.slots, config.rollout.max_batch)
 
 

@@ -2,7 +2,7 @@
 
     ModelInputs          a left-padded batch with its distinct images
     collate              makes ModelInputs of token ids and prepared screenshots
-    device_of            the device that a model computes on
+    device_of            returns the device that a model computes on
     image_features       runs each distinct image through the vision tower once
     last_hidden          computes the hidden states of the last positions, over a KV cache if there is one
     logits               computes the logits of the last positions
@@ -44,9 +44,8 @@ class ModelInputs:
     position_ids: torch.Tensor  # [3, B, L], int64: time, row, column
     next_position: torch.Tensor  # [B], the position of the first token after each sequence
     images: tuple[PreparedImage, ...]  # distinct, in order of first appearance
-    image_order: tuple[
-        int, ...
-    ]  # index into `images` of each image of the prompts, as they are read
+    # index into `images` of each image of the prompts, in the order in which they are read
+    image_order: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -278,7 +277,7 @@ def use_batched_vision(model: PreTrainedModel) -> None:
 
 
 def _take_encoded_images(inner: Any) -> None:
-    """Let a model of transformers before 5.18 take `encoder_outputs`, which it would silently ignore."""
+    """Let a model of transformers before 5.18 take `encoder_outputs`, which it would otherwise ignore."""
     if "mm_encoder_outputs" in inspect.signature(type(inner).forward).parameters:
         return
     plain = inner.forward
@@ -336,7 +335,7 @@ def _equal_length_attention(
 def _by_length(starts: list[int]) -> tuple[torch.Tensor | None, list[tuple[int, int]]]:
     """Return an order of rows with sequences of one length side by side, and the (count, length) of each.
 
-    The order is None if they lie so already. Sequence n has the rows [starts[n], starts[n + 1]).
+    The order is None if the rows are in it already. Sequence n has the rows [starts[n], starts[n + 1]).
     """
     lengths = [end - start for start, end in pairwise(starts)]
     counts = Counter(lengths)

@@ -127,7 +127,8 @@ class ImagePreparer:
     def token_count(self, encoded: bytes, key: str = "") -> int:
         """Return the number of placeholder tokens of a screenshot.
 
-        `key` is its content hash, computed if empty. Raises PromptError if it is not an image.
+        `key` is the screenshot's content hash, computed if empty. Raises PromptError if `encoded` is not an
+        image.
         """
         with self._lock:
             prepared = self._alive.get(key or content_hash(encoded))
@@ -167,9 +168,9 @@ class ImagePreparer:
             return self.of_image(key, as_seen(opened))
 
     def of_image(self, key: str, image: Image.Image) -> PreparedImage:
-        """Return the pixels by patch of a decoded image, turned as `as_seen` does.
+        """Return the pixels by patch of a decoded image that `as_seen` has returned; `key` names its content.
 
-        `key` identifies its content.
+        Raises ValueError for a strip that the processor refuses.
         """
         image = image.convert("RGB")
         size = self.resized(*image.size)
@@ -215,6 +216,7 @@ def _byte_table(processor: Qwen2VLImageProcessorPil) -> NDArray[np.float32]:
 
 
 def _open(encoded: bytes) -> Image.Image:
+    """Return an image that is open but not decoded. Raises PromptError if the bytes are no image."""
     try:
         with _as_prompt_error(encoded):
             return Image.open(io.BytesIO(encoded))
@@ -227,7 +229,7 @@ def _open(encoded: bytes) -> Image.Image:
 
 @contextlib.contextmanager
 def _as_prompt_error(encoded: bytes) -> Iterator[None]:
-    """Raise the errors of a broken image as PromptError."""
+    """Raise the errors of a broken image as PromptError, except UnidentifiedImageError (see `_open`)."""
     try:
         yield
     except UnidentifiedImageError:

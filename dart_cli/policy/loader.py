@@ -123,7 +123,7 @@ class LoadedPolicy:
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, special tokens included.
 
-        Parts between CUTs are tokenised one by one.
+        The parts between CUTs are tokenised separately, so that no special token crosses a CUT.
         """
         encode = self.tokenizer.encode
         parts = [part for part in text.split(CUT) if part]
@@ -168,7 +168,7 @@ def load_policy(
 
     Raises ModelError, which names the file and the fix, if the folder is missing, incomplete, or of an
     unsupported model class. Raises MissingPartError for adapters without peft, and DartError as
-    `check_memory`.
+    `check_memory` does.
     """
     folder = resolve(name)
     config = check_folder(folder)
@@ -196,10 +196,10 @@ def load_policy(
         tokenizer = AutoTokenizer.from_pretrained(folder, **_LOCAL)
         preparer = ImagePreparer(Qwen2VLImageProcessorPil.from_dict(processor))
     except (OSError, ValueError, KeyError) as error:
-        cure = "copy the files again from the model's source"
+        fix = "copy the files again from the model's source"
         raise ModelError(
             f"{folder}: tokenizer or image processor cannot be loaded ({first_line(error)}); "
-            f"{cure_of(error, cure)}"
+            f"{cure_of(error, fix)}"
         ) from error
     if not tokenizer.chat_template:
         tokenizer.chat_template = files.chat_template(folder)
@@ -349,6 +349,7 @@ def _load_weights(folder: Path, dtype: str | torch.dtype) -> PreTrainedModel:
 
 
 def _as_ids(value: Any) -> set[int]:
+    """Return the token ids of a setting, which is None, one id or a list of ids."""
     if value is None:
         return set()
     return {int(token) for token in value} if isinstance(value, list | tuple) else {int(value)}

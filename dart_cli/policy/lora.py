@@ -1,13 +1,15 @@
 """Adapters of low rank (LoRA, arXiv 2106.09685): y = W x + (alpha / rank) B A x, with W unchanged.
 
     add_adapters       injects adapters through peft and freezes all other parameters
-    first_adapters     returns the adapters before any update: drawn, or those of a folder
+    first_adapters     returns the adapters before any update: drawn, or read from a folder
     initial_adapter    draws one tensor of an adapter from a seed and its name
     is_adapter         tells whether a parameter belongs to an adapter
     adapters_off       a context in which the model computes without adapters, as the reference of the KL
     peft_names         renames published tensors as peft and vLLM expect them
     peft_config        the contents of adapter_config.json, for peft and vLLM
-    merge_adapter      adds an adapter to its weight; with_adapters does so for the tensors of a whole folder
+    merge_adapter      adds an adapter to its weight
+    base_of            returns the arguments with which vLLM's workers call with_adapters
+    with_adapters      adds adapters to the tensors of a whole folder
     merge_into         adds published adapters to the weights of a model without adapters
     adapters_by_layer  groups published tensors into the (A, B) of each layer
 
@@ -59,7 +61,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int = 0, folder
     config = PeftConfig(
         r=lora.rank, lora_alpha=lora.alpha, target_modules=_LAYERS, lora_dropout=0.0
     )
-    # peft draws A, which is replaced below; the global generator must not notice.
+    # peft draws A, which is replaced below; the state of the global generator must not change.
     with torch.random.fork_rng(devices=[]):
         inject_adapter_in_model(config, model, _NAME)
     for name, parameter in model.named_parameters():
@@ -107,7 +109,7 @@ def first_adapters(model: PreTrainedModel, seed: int, folder: str = "") -> dict[
 
 
 def _canonical_adapter(name: str) -> str:
-    """Return the same name for a tensor of an adapter, whichever of its names a peft folder uses."""
+    """Return one name for a tensor of an adapter, whichever of its names a peft folder uses."""
     match = _PEFT_NAME.fullmatch(name)
     return name if match is None else f"{canonical(f'{match[1]}.weight')} {match[2]}"
 
@@ -187,7 +189,7 @@ def merge_into(
 
 
 def base_of(folder: Path, lora: LoraConfig) -> dict[str, Any]:
-    """Return the files of the base model and the factor, with which vLLM's workers call `with_adapters`."""
+    """Return the arguments of `with_adapters` in vLLM's workers: the base model's files and the factor."""
     files = [str(file) for file in sorted(folder.absolute().glob("*.safetensors"))]
     return {"base": files, "factor": lora.alpha / lora.rank}
 

@@ -72,7 +72,7 @@ class PolicyFiles:
     def check(self, model: nn.Module, skip: Collection[str] = ()) -> None:
         """Raise ModelError unless the files have every parameter of `model` in its shape.
 
-        `skip` is not checked.
+        The parameters named in `skip` are not checked.
         """
         wrong = sorted(
             name
@@ -112,9 +112,9 @@ class PolicyFiles:
         try:
             yield
         except (OSError, SafetensorError, ValueError, KeyError) as error:
-            cure = cure_of(error, "copy them again")
+            fix = cure_of(error, "copy them again")
             raise ModelError(
-                f"{self.folder}: its safetensors files cannot be read ({first_line(error)}); {cure}"
+                f"{self.folder}: its safetensors files cannot be read ({first_line(error)}); {fix}"
             ) from None
 
 
@@ -239,8 +239,8 @@ def new_folder(out: Path) -> Iterator[Path]:
         _share(draft)
         draft.rename(out)
     except (OSError, SafetensorError) as error:
-        cure = cure_of(error, "is the disk full?")
-        raise DiskError(f"{out} cannot be written: {error}; {cure}") from None
+        fix = cure_of(error, "is the disk full?")
+        raise DiskError(f"{out} cannot be written: {error}; {fix}") from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -259,7 +259,7 @@ def write_model(
 def write_adapters(
     tensors: Mapping[str, torch.Tensor], lora: LoraConfig, base: str, draft: Path
 ) -> None:
-    """Write adapters, given by their names in the model.
+    """Write adapters, which `tensors` has by their names in the model, into `draft`.
 
     `base` is the folder of the model that they adapt.
     """

@@ -101,7 +101,10 @@ class PackPlan:
 def plan_pack(
     layout: PackLayout, device: torch.device, dtype: torch.dtype, *, window: int = 0
 ) -> PackPlan:
-    """Return the index tables of `layout` for queries and keys of `dtype` on `device`."""
+    """Return the index tables of `layout` for queries and keys of `dtype` on `device`.
+
+    `window` is the number of keys that a token sees at most, itself included; 0 means all.
+    """
     if accelerator.takes_packs(device, dtype):
         return _varlen_plan(layout, device, window)
     return _bucket_plan(layout, device, dtype, window)
@@ -213,7 +216,7 @@ def _most(group: Sequence[_Piece]) -> tuple[int, int]:
 
 
 def _grouped(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
-    """Return `pieces` in groups of similar size, so that padding costs less than another call would."""
+    """Return `pieces` in groups of similar size, in which padding costs less than another call would."""
     groups: list[list[_Piece]] = []
     most = (0, 0)  # keys and queries of the last group
     for piece in sorted(pieces, key=lambda piece: piece.shape, reverse=True):

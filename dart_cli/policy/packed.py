@@ -191,7 +191,10 @@ def _attention(
 
 
 def use_packed(model: PreTrainedModel) -> None:
-    """Let the language layers of `model` take packs; padded batches still attend as with `sdpa`."""
+    """Let the language layers of `model` take packs; padded batches still attend as with `sdpa`.
+
+    Also keeps this process from using cuDNN's attention (`accelerator.use_any_length`).
+    """
     inner: Any = model.model
     inner.language_model.config._attn_implementation = PACKED  # noqa: SLF001 (no public setter)
     accelerator.use_any_length()
@@ -291,6 +294,7 @@ def _layers(inner: Any) -> list[tuple[str, nn.Module]]:
 
 
 def _recomputes(layer: nn.Module) -> bool:
+    """Return True if the backward pass computes this layer again."""
     return (
         isinstance(layer, GradientCheckpointingLayer)
         and layer.gradient_checkpointing
@@ -299,7 +303,7 @@ def _recomputes(layer: nn.Module) -> bool:
 
 
 def _dropping(model: nn.Module) -> tuple[str, float] | None:
-    """Return the first part of the model that drops values at random, and its probability."""
+    """Return (name, probability) of the first setting that drops values at random; None if there is none."""
     for path, module in model.named_modules():
         is_dropout = "Drop" in type(module).__name__  # torch's classes call their probability `p`
         for name, value in vars(module).items():

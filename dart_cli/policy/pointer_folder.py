@@ -2,7 +2,7 @@
 
     add_pointer    writes another folder with the same model, a pointer head and the three pointer tokens
     attach_head    loads the head of a folder as `model.pointer_head`
-    without_head   the message for a folder without a head
+    without_head   returns the message for a folder without a head
 
 `add_pointer` copies the folder and changes four things:
 

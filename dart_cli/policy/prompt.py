@@ -46,7 +46,7 @@ _IMAGE = {"type": "image"}
 _TRIAL: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "1"}]}
 """A message of the user, to try a template with."""
 _LONGEST = 100
-"""Characters; every special token is at most so long."""
+"""The most characters of a special token."""
 _BESIDE = re.compile(
     r"(?<=\S)(?=\{(?:instruction|previous)\})|(?:(?<=\{instruction\})|(?<=\{previous\}))(?=\S)"
 )
@@ -73,7 +73,7 @@ class _Reply:
 
 @dataclass(frozen=True)
 class _Past:
-    """The parts of one past turn that a prompt shows; hashable."""
+    """What a prompt shows of one past turn; hashable."""
 
     reply: _Reply
     has_image: bool

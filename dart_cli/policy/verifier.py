@@ -1,13 +1,13 @@
 """The verifier: a second model that checks whether a place is the one that an instruction names.
 
     VerifierSpec   the mark, the crop and the question that a verifier was trained with (`verifier.json`)
-    mark_place         cuts out the part of a screenshot around a place, with a hollow red circle on the place
+    mark_place     cuts out the part of a screenshot around a place, with a hollow red circle on the place
     Verifier       scores a place by P(True) / (P(True) + P(False))
     load_verifier  loads the verifier of a model folder
     first_good     chooses the first candidate with a sufficient score, or the best one
 
-The design is that of GUI-Actor's verifier (arXiv 2506.03143, 3.4), with circle and crop as in its released
-code. Training and use both take their pictures from this module. The engine's part is
+The design follows GUI-Actor's verifier (arXiv 2506.03143, 3.4), with circle and crop as in its released code.
+Training and use both take their pictures from this module. The engine's part is
 dart_cli/engines/verified_responder.py.
 """
 
@@ -122,7 +122,10 @@ class Verifier:
 
     @torch.inference_mode()
     def score(self, screenshot: Image.Image, instruction: str, x: float, y: float) -> float:
-        """Return P(True) / (P(True) + P(False)) for the place (x, y), in pixels. Raises EngineError."""
+        """Return P(True) / (P(True) + P(False)) for the place (x, y), in pixels.
+
+        Raises EngineError if the prompt is longer than the verifier's model allows.
+        """
         picture = as_png(mark_place(screenshot, x, y, self.spec))
         prompt = self._renderer.render(instruction, [], picture)
         token_ids = [*prompt.token_ids, *self._thought]
@@ -137,9 +140,9 @@ class Verifier:
 
 
 def load_verifier(folder: Path, dtype: str, device: torch.device) -> Verifier:
-    """Load the verifier of a folder. Its prompts are those of its training: picture, then question.
+    """Load the verifier of a folder. Its prompts are built as in training: the picture, then the question.
 
-    Raises ModelError.
+    Raises ModelError if the folder is no verifier, or cannot be loaded.
     """
     spec = VerifierSpec.of(folder)
     policy = load_policy(folder, dtype, device)
@@ -171,4 +174,5 @@ def first_good(scores: Iterable[float], threshold: float) -> tuple[int, list[flo
 
 
 def _best(scores: Sequence[float]) -> int:
+    """Return the index of the highest score, the first of equal ones; 0 without scores."""
     return max(range(len(scores)), key=lambda i: (scores[i], -i)) if scores else 0

@@ -19,7 +19,7 @@ A set is checked before the engine is touched: its manifest against the digest t
 files against the manifest, and its tensors against the model. If a set is refused, the old weights go on
 serving. The cause is in SyncDone, and in the heartbeat until a set is taken. The set is tried again after
 `RETRY_S`, because a full disk or a slow mount may have been the cause. The old weights also serve while the
-data service is absent. Versions never decrease.
+data service does not answer. Versions never decrease.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class WeightSync:
         receiver: Receiver,
         lora: LoraConfig | None = None,
     ) -> None:
-        """Take weights for `engine`, whose adapters are those of `lora`, if set.
+        """Take weights for `engine`; with `lora`, sets are adapters of this configuration.
 
         `deadline_s` bounds a request to the data service, and `receiver` receives the sets that permits name.
         """
@@ -111,9 +111,8 @@ class WeightSync:
         self._to_prepare = asyncio.Event()  # set when a version is announced
         self._is_prepared = asyncio.Event()  # set when `_prepared_version` changes
         self._prepare_s = 0.0  # since the last round
-        self._copy = (
-            asyncio.Lock()
-        )  # of the receiver's copy: it is received, or the engine loads it
+        # held while the receiver's copy is received, or while the engine loads from it
+        self._copy = asyncio.Lock()
         self.ready = asyncio.Event()  # set once published weights serve
         self.is_syncing = False  # from the permit until the set serves or is refused
         self.refusal = ""  # why the newest set does not serve; empty if it does
@@ -157,7 +156,7 @@ class WeightSync:
             self._is_prepared.set()
 
     async def _await_prepared(self) -> None:
-        """Wait until the announced version has been prepared, or could not be."""
+        """Wait until `_prepare` has tried to prepare the announced version, with or without success."""
         announced = self._announced
         while self._prepared_version < announced:
             self._is_prepared.clear()
@@ -255,9 +254,9 @@ class WeightSync:
             reason = reply.reason
 
     async def _receive(self, permit: SyncReply) -> tuple[ReceivedWeights, float]:
-        """Receive the set that `permit` names, or a later one.
+        """Receive the set that `permit` names, or a later one; return it, and the seconds that this took.
 
-        Return it and the seconds. Raises WeightsError.
+        Raises WeightsError if no such set arrives, or its adapters do not fit the configuration.
         """
         began, path = time.monotonic(), Path(permit.path)
         received = await self._receiver.receive(path, permit.policy_version, permit.digest)

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WAITING_PER_PLACE = 8
-"""Requests that are accepted for each place in a batch; more wait in the socket, then at their sender."""
+"""Requests that are accepted for each place in a batch; others wait in the socket or at their sender."""
 FAULTS_PER_PLACE = 3
 """Requests failed in a row, for each place in a batch, after which the worker ends with an error. Its GPU is
 then probably broken, and as the least loaded worker it would attract all requests and fail them."""
@@ -169,7 +169,7 @@ async def receiving(config: Config, worker: str) -> AsyncIterator[Receiver]:
 
             address, curve = run_endpoints(config).address(TRAIN), run_curve(config)
             trainer = await stack.enter_async_context(
-                Requester(address, name=worker, peer="train", curve=curve)
+                Requester(address, name=worker, peer="dart train", curve=curve)
             )
             transport = Transport(
                 config.weights.channel, own_address(config), config.rollout.device
@@ -182,7 +182,11 @@ async def receiving(config: Config, worker: str) -> AsyncIterator[Receiver]:
 
 
 def load_prompt_encoder(config: Config) -> PromptEncoder:
-    """Return the prompt encoder of a configuration's model, without loading its weights."""
+    """Return the prompt encoder of a configuration's model, without loading its weights.
+
+    Raises ModelError or ConfigError if the model folder or the configuration cannot be used. A user's own
+    engine is loaded whole.
+    """
     if ":" in config.rollout.engine:
         return load_own_engine(config).responder.prompt_encoder
     if config.rollout.engine not in MODEL_ENGINES:
@@ -199,7 +203,10 @@ def load_prompt_encoder(config: Config) -> PromptEncoder:
 
 
 def load_model(config: Config) -> Model:
-    """Load the engine of a configuration. Raises ModelError, MissingPartError."""
+    """Load the engine of a configuration, which can take minutes, and return it with its responder.
+
+    Raises ModelError, MissingPartError, ConfigError, and EngineError if vLLM does not start.
+    """
     if ":" in config.rollout.engine:
         return load_own_engine(config)
     if config.rollout.engine == "scripted":
@@ -271,7 +278,7 @@ def _vllm_engine(config: Config, policy: LoadedPolicy) -> Engine:
 
 
 class _Service:
-    """The parts of a worker that share its state."""
+    """The state of a worker, and the tasks that share it: answering, listening, and watching the engine."""
 
     def __init__(self, worker: str, most_faults: int) -> None:
         self.is_stopping = False

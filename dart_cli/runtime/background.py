@@ -195,6 +195,7 @@ class _Stopping:
             self._end_now()
 
     def _end_now(self) -> None:
+        """Flush the standard streams, and end the process without any cleanup."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # another write may be in progress
                 stream.flush()

@@ -4,12 +4,14 @@
 Finding (dart_cli/config/rules): a subject, a level, a text, and the fix if something must be done.
 
 ok, warning, error   return a Finding of that level
-error_of             returns the error for an exception
+error_of             returns the finding for an exception
 run_check            yields a check's findings, and an error if the check itself breaks
-is_healthy           whether there is no error; exit_code, the same as an exit code
-sentence             text and fix in one line
-print_finding        prints a finding for a person, in colour on a terminal; summary, the last line
-as_json              the same findings for a script
+is_healthy           returns True if no finding is an error
+exit_code            returns 0 if no finding is an error, else 1
+sentence             returns text and fix of a finding in one line
+print_finding        prints a finding for a person, in colour on a terminal
+summary              returns the line below all printed findings
+as_json              returns findings as plain values, for a script
 """
 
 from __future__ import annotations
@@ -34,17 +36,17 @@ def ok(subject: str, text: str) -> Finding:
 
 
 def warning(subject: str, text: str, fix: str) -> Finding:
-    """Return a finding about something with which a run can work, but badly or not for long."""
+    """Return a finding about something that lets a run work, but badly or not for long."""
     return Finding(subject, "warning", text, fix)
 
 
 def error(subject: str, text: str, fix: str) -> Finding:
-    """Return a finding about something with which a run cannot work."""
+    """Return a finding about something that prevents a run."""
     return Finding(subject, "error", text, fix)
 
 
 def error_of(subject: str, fault: DartError, fix: str = "") -> Finding:
-    """Return the error for an exception; `fix` is used if the exception's message names none after "; "."""
+    """Return the error finding for an exception; `fix` is used if its message has none, after "; "."""
     text, _, own_fix = str(fault).partition("; ")
     return error(subject, text, own_fix or fix)
 

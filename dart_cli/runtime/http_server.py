@@ -1,4 +1,4 @@
-"""What the HTTP servers `dart view` and `dart serve` share: sockets, limits, and checks of requests.
+"""The parts that the servers of `dart view` and `dart serve` share: sockets, limits, and checks of requests.
 
 listen       binds a socket, so that a port in use is reported before anything starts
 make_server  makes a uvicorn server with our limits
@@ -128,7 +128,7 @@ class HttpGuard(ABC):
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle an ASGI call."""
+        """Pass an ASGI call on to the application, or answer it with the refusal."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
@@ -158,7 +158,7 @@ class HttpGuard(ABC):
         return hmac.compare_digest(offered.encode(), self._token.encode())
 
     def check_origin(self, request: Request) -> Response | None:  # noqa: ARG002 - for subclasses
-        """Return the answer to a request that another site's page may have caused; else None."""
+        """Return the answer to a request that another site's page may have caused; None for others."""
         return None
 
     def _refusal(self, request: Request) -> Response | None:
@@ -174,8 +174,8 @@ class HttpGuard(ABC):
 
     def _is_known(self, hosts: Collection[str]) -> bool:
         """Return True if there is one Host header, and it names this server."""
-        # Ours, since Starlette's TrustedHostMiddleware has no pattern for "any address" (0.0.0.0),
-        # reads only the first of two Host headers, and takes no [::1] in the oldest release we allow.
+        # Starlette's TrustedHostMiddleware is not used: it has no pattern for "any address" (0.0.0.0), reads
+        # only the first of two Host headers, and takes no [::1] in the oldest release that we allow.
         if len(hosts) != 1:
             return False
         [name] = hosts

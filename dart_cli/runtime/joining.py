@@ -1,6 +1,6 @@
 """Join a run: a process sends its settings, and the data service compares them with its own.
 
-Joining   sends the settings to each data process that starts, and ends this process if they are refused
+Joining   sends the settings to each data service that starts, and raises an error if they are refused
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ RETRY_S = 1.0
 
 
 class Joining:
-    """Joins one process to its run, and again to each later data process."""
+    """The part of a process that joins its run, and joins again when another data service has started."""
 
-    def __init__(self, config: Config, role: Role, worker: str, data: Requester) -> None:
-        """Prepare the request for the data service, to which `data` is connected. `keep` sends it."""
+    def __init__(self, config: Config, role: Role, worker: str, data_service: Requester) -> None:
+        """Prepare the request for the data service, to which `data_service` connects. `keep` sends it."""
         settings, start = Settings.of(config), how_started()
         self._request = JoinRequest(
             role=role,
@@ -40,13 +40,13 @@ class Joining:
             is_supervised=start.is_supervised,
             is_forced=start.is_forced,
         )
-        self._data_service = data
+        self._data_service = data_service
         self._logged_notes: set[str] = set()
         self.joined = asyncio.Event()
         """Set once a data service has accepted the settings; it stays set while another one starts."""
 
     async def keep(self) -> None:
-        """Join the data process, and each later one, until cancelled.
+        """Join the run at the present data service, and at each later one, until cancelled.
 
         Raises UserError if the data service refuses the settings, ProtocolError if it is another version of
         dart.
@@ -73,9 +73,8 @@ class Joining:
                     f"dart data at {self._data_service.endpoint}: {error}"
                 ) from None
             except DeadlineError as error:
-                if (
-                    self._data_service.connected
-                ):  # if it is not, announced_waits logs that it is absent
+                # If there is no connection, announced_waits logs the wait.
+                if self._data_service.connected:
                     log.warning("%s; trying again", error)
             except DartError as error:
                 log.warning("data service: %s; trying again", error)

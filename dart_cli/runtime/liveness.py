@@ -1,9 +1,9 @@
 """Find out from the kernel what the processes of a run on this host are doing.
 
 error_of                 returns the error that ended a process
-process_liveness         returns what a silent process is doing
+process_liveness         returns what a process is doing: gone, stopped, blocked or running
 start_ticks              returns when a process began, which tells it from a later one with the same pid
-end_of                   returns a word for a silent process: it ended in order, crashed, or lives
+end_of                   returns what became of a silent process: it ended in order, crashed, or lives
 RunProcess, workers_of   the processes that have, or had, a name in a run directory
 when_orphaned            calls a function once this process's parent is gone
 """
@@ -32,13 +32,11 @@ PARENT_POLL_S = 1.0
 
 
 def process_liveness(pid: int, *, silent_s: float = 0.0, ticks: int = 0) -> str:
-    """Return what a process is doing.
+    """Return what a process is doing, which had the pid `pid` `silent_s` seconds ago.
 
-    It had the pid `pid` `silent_s` seconds ago, or has these `start_ticks`.
-
-    It is `gone` (another process may have its pid now), `stopped` (SIGSTOP, Ctrl-Z, a debugger), `blocked`
-    (in the kernel: disk, GPU driver) or `running` (it computes or waits); empty if the system does not show
-    it.
+    If `ticks` is not 0, the process is identified by these `start_ticks` instead of `silent_s`. It is `gone`
+    (another process may have its pid now), `stopped` (SIGSTOP, Ctrl-Z, a debugger), `blocked` (in the kernel:
+    disk, GPU driver) or `running` (it computes or waits); empty if the system does not show it.
     """
     try:
         state = _STATES.get(psutil.Process(pid).status(), "running")
@@ -69,9 +67,9 @@ def _age_s(ticks: int) -> float:
 
 
 ENDED = "ended"
-"""What a process that ended in order leaves in its lock file."""
+"""The text in the lock file of a process that ended in order."""
 KILLED = "killed by signal"
-"""Begins the text that `dart up` writes into the lock file of a child that a signal killed."""
+"""The beginning of the text that `dart up` writes into the lock file of a child that a signal killed."""
 
 
 def end_of(state: str, liveness: str, error: str) -> str:

@@ -1,11 +1,11 @@
 """Logging of one process: short lines to the terminal, everything to a file in the run directory.
 
-    logging_to        a block around everything that a process does, in which logging is set up
+    logging_to        sets up logging for a block, which contains everything that a process does
     log_dir           returns the folder of a run's log files
     cut_log           moves the content of a large log to PATH.1, so that there are two files of bounded size
     RepeatedWarnings  logs equal warnings of many slots as one line with their number
     ignore_dumps      ignores SIGUSR1, which would otherwise end the process; to be called first
-    stacks_to         a block in which SIGUSR1 dumps all stacks to a file: threads, then asyncio's tasks
+    stacks_to         lets SIGUSR1 dump all stacks to a file during a block: threads, then asyncio's tasks
 
 A process whose output `dart up` collects writes plain lines; on a terminal they are coloured. faulthandler
 writes the threads' part of a dump from C, so it appears even while Python is stuck in a call, such as a GPU
@@ -126,6 +126,8 @@ class RepeatedWarnings:
             self._log(text)
 
     def _log_in(self, seconds: float, text: str) -> None:
+        """Log the warnings with this text after some seconds, and again as long as new ones come."""
+
         def log() -> None:
             del self._timers[text]
             if self._log(text):
@@ -135,6 +137,7 @@ class RepeatedWarnings:
         self._timers[text] = asyncio.get_running_loop().call_later(seconds, log)
 
     def _log(self, text: str) -> bool:
+        """Log the counted warnings with this text as one line. Return False if there are none."""
         number = self._counts.pop(text)
         if number:
             self._logger.warning("%s%s", text, f" ({number} times)" if number > 1 else "")
@@ -142,7 +145,7 @@ class RepeatedWarnings:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file whose disk may be full, which is reported once, in one line."""
+    """A log file that reports a full disk once, in one line, and begins anew when it is too large."""
 
     _is_reported = False
 

@@ -5,7 +5,7 @@
     how_started      returns whether `dart up` started this process, and with which options
     stop_signals     returns the signals that ask a process to end
     finishing        delays the end of the process for work that would be lost
-    end_with_parent  ends this process when the `dart up` that started it is gone
+    end_with_parent  ends this process once the `dart up` that started it is gone
     limit_threads    limits the CPU threads of torch and BLAS
     grow_segments    lets torch's allocator extend its segments of GPU memory
 
@@ -78,7 +78,7 @@ _finishing: list[_LastWork] = []
 
 @dataclass
 class Start:
-    """How this process was started."""
+    """The way in which this process was started."""
 
     is_supervised: bool = False  # whether `dart up` started it
     is_forced: bool = False  # whether --force was given
@@ -107,7 +107,7 @@ def run_role(
     stderr, and complete in the log. `threads` limits the CPU threads of torch and BLAS. `force` continues a
     run even if suite or model have changed. `overrides` are the arguments of --set that `config` includes.
     """
-    # Before another process can learn this one's pid.
+    # SIGUSR1 is ignored before another process can learn this one's pid.
     ignore_dumps()
     keep_going()
     limit_threads(threads)
@@ -132,7 +132,7 @@ def run_role(
 
 
 def how_started() -> Start:
-    """Return how this process was started; if `run_role` was not called, by hand and without options."""
+    """Return how this process was started. Without `run_role` the result is: by hand, without options."""
     return replace(_start)
 
 
@@ -214,9 +214,9 @@ def grow_segments(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def end_with_parent() -> bool:
-    """If a `dart up` started this process, end it like SIGTERM when that `dart up` is gone.
+    """Send SIGTERM to this process once the `dart up` that started it is gone.
 
-    Return True if a `dart up` started it.
+    Return True if a `dart up` started this process; otherwise nothing is done.
     """
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if parent:
@@ -257,7 +257,7 @@ def _as_dart(error: DartError | OSError, run_dir: Path) -> DartError:
 
 
 def _record_thread(arguments: threading.ExceptHookArgs) -> None:
-    """Log an error that ended a library's thread: one line, and the traceback in the log file."""
+    """Log an error that ended a thread of a library: one line, with the traceback in the log file."""
     if arguments.exc_type is SystemExit or arguments.exc_value is None:
         return
     where = arguments.thread.name if arguments.thread else "a thread"

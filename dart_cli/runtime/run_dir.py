@@ -1,16 +1,18 @@
-"""What processes read and write in a run directory: their worker names, and the run's configuration.
+"""The files of a run directory that all processes read and write: worker names, and the configuration.
 
 claim                 takes a worker name that no living process of this host has
-refuse_live           raises if a process of the run lives
+refuse_live           raises an error if a process of the run lives
 leave_error           writes the error that ends this process
 leave_end             writes that this process ends in order
 leave_signal          writes the signal that killed another process
 cannot_write          returns the error for a file of the run directory that cannot be written
 Place                 notices that the run directory was moved or removed
 save_config           writes the configuration, where `dart status DIR` finds it
-save_used             writes it with the values of the processes that were started with others
+save_used             writes the configuration with the values of processes that were started with others
+with_processes        returns the configuration with these values
 read_used, read_run   read the configuration with which a run directory was last used
-refuse_another_run    raises if a run would go on with another suite, model or adapters
+refuse_another_run    raises an error if a run would go on with another suite, model or adapters
+refuse_missing        raises an error for a run directory that does not exist
 leave_snapshot        writes the state of the run, for `dart status` when no data service answers
 last_snapshot         reads the newest of these states
 """
@@ -69,12 +71,10 @@ _MOVED = "start again with run.dir at its new place, where it goes on"
 
 @contextlib.contextmanager
 def claim(config: Config, role: str, worker: str = "") -> Iterator[str]:
-    """Yield a worker name that no other living process has.
+    """Yield a worker name that no other living process has, until the block or the process ends.
 
-    It is free again when the block or the process ends.
-
-    `worker` asks for this name. A run has one data process and one trainer. Raises ConfigError for an invalid
-    name, RunDirectoryError if another process has the name.
+    The name is `worker`, or a free one if `worker` is empty. A run has one data process and one trainer.
+    Raises ConfigError for an invalid name, RunDirectoryError if another process has the name.
     """
     if worker and not _WORKER_NAME.fullmatch(worker):
         raise ConfigError(
@@ -117,7 +117,7 @@ def _name_in_use(run_dir: Path, name: str, file: IO[bytes]) -> RunDirectoryError
 
 
 def _prefix(config: Config, role: str) -> str:
-    """Return `env`, or `env-HOST` if the run may have processes on several hosts."""
+    """Return the beginning of a worker name: the role, or e.g. `env-HOST` in a run over several hosts."""
     if config.bus.transport == "ipc":
         return role
     host = re.sub(r"[^a-z0-9]+", "-", socket.gethostname().lower()).strip("-")
@@ -202,7 +202,7 @@ def cannot_write(run_dir: Path, error: OSError) -> DartError | None:
 
 
 class Place:
-    """The place of a run directory when this object was created."""
+    """The place of a run directory, which notices that another directory, or none, is there later."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -260,8 +260,8 @@ class Used:
 def save_config(config: Config, *, force: bool = False) -> None:
     """Write `config.json` into the run directory, and log what has changed since the run's last start.
 
-    Other settings of processes are kept until they join again. Raises ConfigError as `refuse_another_run`
-    does, unless `force` is True.
+    The settings of processes that were started with others are kept until these processes join again. Raises
+    ConfigError as `refuse_another_run` does, unless `force` is True.
     """
     processes: dict[str, dict[str, Any]] = {}
     if (config.run.dir / _CONFIG).exists():
@@ -269,7 +269,7 @@ def save_config(config: Config, *, force: bool = False) -> None:
             refuse_another_run(config)
         before = read_used(config.run.dir)
         processes = _of_this_version(before.processes)
-        others = {key for its in processes.values() for key in its["settings"]}
+        others = {key for process in processes.values() for key in process["settings"]}
         _log_changes(before.config, config, others)
     save_used(config.run.dir, config.model_dump(mode="json"), processes)
 
@@ -278,8 +278,11 @@ def _of_this_version(processes: dict[str, dict[str, Any]]) -> dict[str, dict[str
     """Return `processes` without keys that this version of dart does not have."""
     present = values(Config())
     return {
-        worker: {**its, "settings": {k: v for k, v in its["settings"].items() if k in present}}
-        for worker, its in processes.items()
+        worker: {
+            **process,
+            "settings": {k: v for k, v in process["settings"].items() if k in present},
+        }
+        for worker, process in processes.items()
     }
 
 
@@ -300,9 +303,9 @@ def with_processes(
 ) -> dict[str, Any]:
     """Return the configuration `tree` in which each key has the value of the process that reads it first."""
     tree = deepcopy(tree)
-    for its in processes.values():
-        for key, value in its["settings"].items():
-            if row_of(key).readers[0] == its["role"]:
+    for process in processes.values():
+        for key, value in process["settings"].items():
+            if row_of(key).readers[0] == process["role"]:
                 _put(tree, key, value)
     return tree
 
@@ -375,7 +378,10 @@ def read_run(run_dir: Path) -> Config:
 
 
 def read_used(run_dir: Path) -> Used:
-    """Return this configuration, and the processes with other settings. Raises RunDirectoryError."""
+    """Return the configuration with which a run was last used, and the processes with other settings.
+
+    Raises RunDirectoryError if `run_dir` is not a run directory.
+    """
     path = run_dir / _CONFIG
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))

@@ -20,7 +20,7 @@ BUSY_TIMEOUT_S = 20.0
 """Seconds for which a connection waits for another one's lock before it raises StoreError."""
 
 Mode = Literal["ro", "rwc"]
-"""How a file is opened: only to read, or to write, which creates a missing file."""
+"""The mode in which a file is opened: `ro` only reads; `rwc` also writes, and creates a missing file."""
 
 
 class SqliteFile:

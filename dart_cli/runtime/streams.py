@@ -1,6 +1,6 @@
 """Standard output and error of this process, whose reader may be gone, or whose disk may be full.
 
-    take_streams     opens the three streams, so that a notice on stderr never raises; to be called first
+    take_streams     opens the three streams, so that a notice on stderr never raises; it is called first
     keep_going       lets this process go on even if its standard output is gone
     results_written  flushes standard output at the end, and returns the exit code
     say_error        prints an error in one line on stderr
@@ -64,7 +64,7 @@ def _ending(error: OSError) -> SystemExit | DiskError:
 
 
 def take_streams() -> None:
-    """Open closed streams on /dev/null, and replace those of this process by streams as described above.
+    """Open closed streams on /dev/null, and replace standard output and error of this process by `_Standard`.
 
     Otherwise a file that is opened later would get the number of a closed stream, and receive what is
     printed.

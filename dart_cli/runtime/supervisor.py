@@ -3,9 +3,9 @@
     Supervisor   runs named commands until its leaders have ended, a command cannot be kept alive, or
                  `stop` is set; then it ends all of them with their process groups
     Child        one command and its current process
-    Process      what the supervisor needs of a process, on this host or another
+    Process      the protocol of a process that is supervised, on this host or another
     start_here   starts a command as a process of this host (see StartProcess)
-    Progress     work of a command; if it has grown, the command has recovered from its deaths
+    Progress     counts finished work of a command, which has recovered from its deaths if the count has grown
     Restarts     counts how often one process was restarted within a day
     ChildError   the error for a command that cannot be kept alive
 
@@ -69,7 +69,7 @@ def _append_to(path: Path) -> Iterator[TextIO]:
 
 
 class ChildError(DartError):
-    """A child ended with an error and is not restarted. The message names its log."""
+    """The error for a child that ended with an error and is not restarted. The message names its log."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
@@ -106,7 +106,7 @@ class Process(Protocol):
         ...
 
     def how_it_ended(self, code: int) -> str:
-        """Return how it ended, to complete a sentence that begins with its name."""
+        """Return how the process ended with `code`, to complete a sentence that begins with its name."""
         ...
 
 
@@ -226,7 +226,7 @@ class Child:
         return self.reached > before
 
     def in_vain(self) -> str:
-        """Return for an error how often the child was restarted without a recovery; empty if it never was."""
+        """Return, for an error message, how often the child was restarted in vain; empty if it never was."""
         if not self.deaths:
             return ""
         times = f"restarted {self.deaths} times"
@@ -280,7 +280,7 @@ class Supervisor:
     async def run(self, stop: asyncio.Event) -> None:
         """Keep the children running until the work is done or `stop` is set, then end them all.
 
-        If a child cannot be kept alive, all are ended, and then ChildError is raised.
+        Raises ChildError, after all children have ended, if a child cannot be kept alive.
         """
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         with _append_to(self._log_file) as log:

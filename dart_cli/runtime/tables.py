@@ -3,8 +3,11 @@
 page_table        makes an empty table with title and columns
 table_of          makes a table with a row for each object
 verdict_words     formats an outcome, with its reward if that is not obvious
-or_dash           formats a number; fraction, with two digits; count, a large number without a power of ten
-minutes           formats a duration; moment and clock, a time in UTC
+or_dash           formats a number, or a dash for None
+fraction          formats a number with two digits
+count             formats a number, which may be large, without a power of ten
+minutes           formats a duration in minutes and seconds
+moment, clock     format a time in UTC, with and without its date
 versions          formats the range of weight versions that sampled a trajectory
 progress          shows how far a long command is: a bar on a terminal, else a line every few seconds
 """
@@ -136,7 +139,7 @@ class Advance(Protocol):
 def progress(what: str, count: int, unit: str) -> Iterator[Advance]:
     """Show on stderr how many of `count` parts are finished.
 
-    Yield a function to call with the number of new ones.
+    Yield a function that takes the number of parts that have been finished since its last call.
     """
     console = Console(stderr=True, markup=False, highlight=False)
     if console.is_terminal:

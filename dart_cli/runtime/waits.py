@@ -1,11 +1,11 @@
 """Report what a process waits for, and how its time is spent.
 
-announced_waits    a block in which a line is printed when a wait for another process lasts or is over
+announced_waits    prints a line, during a block, when a wait for another process lasts or is over
 data_awaited       returns the wait for the data service in words, with its address
-OpenWaits          the waits of a command that plays in one process; prints long ones to stderr
+OpenWaits          registers the waits of a command that plays in one process, and prints long ones
 receive_telemetry  yields the messages of a subscriber; logs a warning if a connected data service is silent
 PhaseTimer         counts seconds by phase: one phase at a time, every second in exactly one of them
-as_gauges          returns these seconds for a heartbeat
+as_gauges          returns the seconds of PhaseTimers as gauges of a heartbeat
 
 The words come from bus.heartbeat.awaited. The lines are logged as information, not as warnings: `dart up`
 shows warnings, but starts all processes itself. They go to the terminal of a process that was started by
@@ -163,7 +163,7 @@ class OpenWaits:
 
 
 def in_one(lines: list[str]) -> str:
-    """Return the first of several lines, with the number of the others."""
+    """Return one text for the lines of several waits: the first line, and the number of the others."""
     others = len(lines) - 1
     return lines[0] + (f", and for {others} other{'s' if others > 1 else ''}" if others else "")
 
@@ -217,7 +217,7 @@ PREFIX = "seconds."
 
 
 class PhaseTimer:
-    """Counts the seconds in each phase since it was created, up to now."""
+    """A timer that counts the seconds in each phase, from its creation up to now."""
 
     def __init__(
         self, phases: Iterable[str], now: str, clock: Callable[[], float] = time.monotonic

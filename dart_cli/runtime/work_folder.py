@@ -1,6 +1,6 @@
 """A folder for long work that a second start continues: settings, a lock, and results line by line.
 
-WorkFolder     opens the folder if it has the same settings, for one process, or for several parts of one work
+WorkFolder     opens the folder, if it has the same settings, for one process or for several that share a work
 JsonLines      a file of JSON lines to which each piece of work adds a line; a half-written line is dropped
 WorkSettings   the settings on which the content of a folder depends, and the words for errors
 StoredModel    base class of values that are stored as JSON
@@ -50,7 +50,7 @@ class WorkSettings(StoredModel):
 
 
 class WorkFolder:
-    """A folder that this process has locked until it is closed."""
+    """A folder for long work, which this process has locked until `close`."""
 
     def __init__(
         self,
@@ -177,6 +177,7 @@ def lock(path: Path, busy: str, *, shared: bool = False) -> IO[bytes]:
 
 
 def _take(file: IO[bytes], busy: str, *, shared: bool = False) -> None:
+    """Lock an open file. Raises UserError with the text `busy` if another process has locked it."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -2,10 +2,10 @@
 
     POST   /v1/chat/completions              a completion, in the session that the request names
     POST   /v1/sessions/ID/chat/completions  the same where a client can only be given a base URL
-    GET    /v1/models
+    GET    /v1/models, /v1/models/NAME       the one model
     POST   /v1/sessions                      open a session: an episode of a task
-    GET    /v1/sessions, /v1/sessions/ID     what is open
-    POST   /v1/sessions/ID/end               the verdict
+    GET    /v1/sessions, /v1/sessions/ID     the open sessions, or one of them
+    POST   /v1/sessions/ID/end               submit the verdict
     DELETE /v1/sessions/ID                   give the episode up
 
 make_app    makes the ASGI application
@@ -214,6 +214,7 @@ def _answering(handler: Handler, sessions: Sessions) -> Handler:
 
 
 def _not_found(request: Request, raised: Exception) -> Response:
+    """Return the answer to a request for a path or method that does not exist."""
     status = HTTPStatus(getattr(raised, "status_code", HTTPStatus.NOT_FOUND))
     text = (
         f"{request.method} {request.url.path}: there is no such thing; the endpoint is "

@@ -18,7 +18,7 @@ AGAIN_S = 5.0
 
 
 class ApiError(DartError):
-    """An answer that is an error."""
+    """An error that the endpoint answers with: its status, code and text."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class ApiError(DartError):
         param: str | None = None,
         retry_after_s: float = 0.0,
     ) -> None:
-        """Set `param` to the wrong field of the request, and `retry_after_s` if a retry may succeed."""
+        """Make the error. `param` names the wrong field; with `retry_after_s` > 0 a retry may succeed."""
         super().__init__(text)
         self.status = status
         self.code = code

@@ -17,7 +17,7 @@ from dart_cli.serve.requests import ChatRequest
 from dart_cli.serve.session import Answer, Session
 
 MODEL = "dart"
-"""Name of the model; `dart:TASK` names the task of the session that a request opens, too."""
+"""The name of the model. A request for `dart:TASK` also names the task of the session that it opens."""
 
 
 def completion_json(

@@ -1,7 +1,7 @@
 """Reads and checks the JSON of requests, and decodes their images.
 
 read_json   returns the JSON object of a body
-read_body   returns its fields as a model: Opening (of a session) or End (of a session)
+read_body   returns the fields of a body as a pydantic model: Opening or End of a session
 read_chat   returns the body of POST /v1/chat/completions as a ChatRequest
 
 Requests are not trusted: any JSON gives a request or an ApiError that names the field.
@@ -134,7 +134,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def read_body(model: type[M], fields: Mapping[str, Any]) -> M:
-    """Return the fields of a body as a model. Raises ApiError that names the first wrong field."""
+    """Return the fields of a body as an instance of `model`. Raises ApiError for the first wrong field."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -147,7 +147,7 @@ def read_body(model: type[M], fields: Mapping[str, Any]) -> M:
 
 
 def read_chat(body: bytes) -> ChatRequest:
-    """Return a chat request. Raises ApiError."""
+    """Return the chat request in a body. Raises ApiError for the first mistake in it."""
     fields = read_json(body)
     checked = read_body(_Body, fields)
     images: list[bytes] = []

@@ -110,6 +110,7 @@ def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
 
 
 def _unsupported(name: str, value: Any, neutral: tuple[Any, ...]) -> ApiError:
+    """Return the error for a setting that is not supported; `neutral` are the values that are allowed."""
     text = str(value)
     text = text if len(text) <= 60 else f"{text[:57]}..."
     if name in _UNANSWERED or name in _NEUTRAL:

@@ -1,7 +1,7 @@
 """One episode that another program plays: its requests become steps, its verdict the trajectory's end.
 
 Terms            the task, limits and sampling of a session, fixed when it is opened
-SessionContext   what all sessions of a process share
+SessionContext   the parts and settings that all sessions of a process share
 Session          the control flow of an episode
 
     request  ->  the previous step is submitted to the data service; prompt -> rollout worker -> completion
@@ -73,7 +73,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class SessionContext:
-    """What all sessions of a process share."""
+    """The parts and settings that all sessions of a process share."""
 
     data_service: DataClient | None  # None without a run: no session has a lease then
     action_spec: ActionSpec
@@ -94,7 +94,7 @@ class Answer:
 
 
 class Session:
-    """An episode. Not thread-safe: one event loop owns it."""
+    """An episode that another program plays. Not thread-safe: one event loop owns it."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Session:
         timer: PhaseTimer,
         on_end: Callable[[Session, str], None],
     ) -> None:
-        """Call `on_end(session, reason)` once, as soon as the session takes no more requests."""
+        """Open the session. `on_end(session, reason)` is called once, when it takes no more requests."""
         self.terms = terms
         self.slot = slot
         self.state: State = "open"
@@ -123,15 +123,13 @@ class Session:
         self._sampled_tokens: defaultdict[str, list[list[int]]] = defaultdict(list)
         self._pointer: tuple[int, int] | None = None
         self._unsent: StepRecord | None = None  # the newest step, until its action is done
-        self._ack: asyncio.Task[Ack] | None = (
-            None  # the submission of the previous step, if pending
-        )
+        # the submission of the previous step, if pending
+        self._ack: asyncio.Task[Ack] | None = None
         self._answering: asyncio.Task[Answer] | None = None  # of the newest request
         self._digest = b""  # of the newest request's body
         self._finishing: asyncio.Task[Ack] | None = None
-        self._screens: dict[
-            bytes, Observation
-        ] = {}  # of the newest prompt, by key of the image sent
+        # screens of the newest prompt, by the key of the image that was sent
+        self._screens: dict[bytes, Observation] = {}
         self._submitted: set[str] = set()  # content hashes of images in submitted steps
         self._waiting: AbstractContextManager[None] = nullcontext()
         self._await_agent()
@@ -141,7 +139,7 @@ class Session:
     async def ask(self, request: ChatRequest, *, is_repeat: bool) -> Answer:
         """Return the completion of a prompt. Raises ApiError, and what the policy raises.
 
-        A client that repeats a request since its connection was lost gets the answer of the first one.
+        A client that repeats a request because its connection was lost gets the answer to the first one.
         """
         before = self._answering if is_repeat and request.digest == self._digest else None
         if before is None or (before.done() and (before.cancelled() or before.exception())):
@@ -161,6 +159,7 @@ class Session:
         return ApiError(HTTPStatus.GONE, "session_over", f"session {self.terms.id} is over")
 
     def _refuse_unless_open(self) -> None:
+        """Raise ApiError unless the session can take a request now."""
         if self.state == "asking":
             raise ApiError(
                 HTTPStatus.CONFLICT,
@@ -178,6 +177,7 @@ class Session:
             )
 
     def _note_answer(self, task: asyncio.Task[Answer]) -> None:
+        """Open the session for the next request, after an answer or an error."""
         self.touched_at = time.monotonic()
         if not task.cancelled():
             task.exception()  # retrieve it: perhaps no client waits for the answer any more
@@ -195,6 +195,7 @@ class Session:
         self._timer.enter("playing")
 
     async def _answer(self, request: ChatRequest) -> Answer:
+        """Submit the previous step, ask the policy, and keep the new step; return the answer."""
         terms, asked_at = self.terms, time.monotonic()
         self.touched_at = asked_at
         sampling = settle(
@@ -309,7 +310,8 @@ class Session:
     ) -> Ack:
         """Submit the verdict and return the acknowledgement; a repeated call returns the same one.
 
-        Raises ApiError.
+        Raises ApiError if the session is over, is still being answered, has no step that a verdict could be
+        on, or if the data service does not answer in time.
         """
         if self._finishing is None:
             if self.state == "asking":
@@ -330,6 +332,7 @@ class Session:
         return await self._in_time(self._finishing)
 
     async def _finish(self, verdict: Verdict, reason: StopReason, screenshot: bytes | None) -> Ack:
+        """Submit the newest step and the end, and return the acknowledgement that counts."""
         if self.terms.lease is None:
             return Ack()
         env_s = time.monotonic() - self._answered_at
@@ -344,6 +347,7 @@ class Session:
         return await self._data_service.end(self._end(verdict, reason, screenshot))
 
     def _finished(self, task: asyncio.Task[Ack]) -> None:
+        """Close the session after its end was submitted, or could not be."""
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
@@ -365,7 +369,7 @@ class Session:
             await self._data_service.give_back(end)
 
     def close(self, reason: str) -> None:
-        """Take no more requests."""
+        """Take no more requests, for `reason`; nothing is submitted."""
         if self.state == "ended":
             return
         if self.state == "open":
@@ -392,6 +396,7 @@ class Session:
         )
 
     def _stop_reason(self, verdict: Verdict) -> StopReason:
+        """Return the stop reason that follows from a verdict, for an agent that names none."""
         if verdict.outcome == "invalid":
             return "environment"
         at_limit = self.steps >= self.terms.max_steps

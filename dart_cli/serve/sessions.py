@@ -83,9 +83,8 @@ class Sessions:
     ) -> None:
         """Let `policy` answer all sessions.
 
-        Answers carry `action_language`, which describes how it writes actions.
-
-        Without a `run`, no session is trained on, and a task is only a name.
+        Answers carry `action_language`, which describes how the policy writes actions. Without a `run`, no
+        session is trained on, and a task is only a name.
         """
         env, serve = config.env, config.serve
         self._config = config
@@ -196,11 +195,12 @@ class Sessions:
             opening_task = asyncio.create_task(self._start(self._free.pop(), opening, name))
             self._opening[key] = opening_task
             opening_task.add_done_callback(lambda _: self._opening.pop(key, None))
-        # If the client is gone meanwhile, the session still opens, and ends after IDLE_S: its lease is not
-        # lost.
+        # A client may go away meanwhile. The session still opens, and ends after IDLE_S, so that its lease is
+        # returned.
         return await asyncio.shield(opening_task)
 
     async def _start(self, slot: int, opening: Opening, name: str) -> Session:
+        """Open a session in a slot, with a lease if it is trained on; free the slot if that fails."""
         try:
             if opening.train and self._run is not None:
                 terms = await self._terms_of_lease(self._run, slot, opening, name)
@@ -293,6 +293,7 @@ class Sessions:
                     task.add_done_callback(ending.discard)
 
     async def _end_idle(self, session: Session) -> None:
+        """End a session whose agent is gone, as invalid."""
         reason = f"no request for {self._context.idle_s:g} s"
         logger.warning("session %s is over: %s", session.terms.id, reason)
         self.count("invalid")
@@ -309,6 +310,7 @@ class Sessions:
         await asyncio.gather(*(session.give_back(reason) for session in self.all()))
 
     def _note_end(self, session: Session, reason: str) -> None:
+        """Free the slot of a session that takes no more requests, and keep the reason for late ones."""
         terms = session.terms
         if self._open.pop(terms.id, None) is None:
             return

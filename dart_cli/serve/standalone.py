@@ -1,4 +1,4 @@
-"""`dart serve --model DIR`: the chat endpoint of one model, without a run; nothing is filed or trained on.
+"""`dart serve --model DIR`: the chat endpoint of one model, without a run; nothing is stored or trained on.
 
 model_settings   returns the configuration for a model folder, and the model's action language
 refuse_no_model  raises an error for an engine that has no model
@@ -36,8 +36,8 @@ MAX_TOKENS = 1024
 def model_settings(model: Path, overrides: list[str]) -> tuple[Config, Mapping[str, str]]:
     """Return (configuration, action language) for a model folder, without a configuration file.
 
-    The action language is that of the folder's family, {} if no family is recognised. Raises ConfigError for
-    wrong overrides and for a folder that cannot be loaded.
+    The action language is taken from the folder's family; it is {} if no family is recognised. Raises
+    ConfigError for wrong overrides and for a folder that cannot be loaded.
     """
     if problem := model_problem(str(model)):
         raise ConfigError(f"--model {problem}")
@@ -80,7 +80,7 @@ async def _serve(
     serve = config.serve
     token = token_for(serve.host, guarded=guarded)
     with closing(listen(serve.host, serve.port, 0, ("serve.host", "serve.port"))) as listener:
-        there = address(serve.host, listener.getsockname()[1]) + "v1"
+        endpoint = address(serve.host, listener.getsockname()[1]) + "v1"
         sys.stderr.write(f"loading {config.model.path}\n")
         sys.stderr.flush()
         async with loaded_model(config, None, -1, waits=waits) as model:
@@ -90,7 +90,7 @@ async def _serve(
             server = make_server(app, serve.sessions + SPARE, signals=False)
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="server")
             watching = asyncio.create_task(sessions.watch(), name="watch")
-            say_address(config.model.path, there, token)
+            say_address(config.model.path, endpoint, token)
             try:
                 await asyncio.wait([serving, watching], return_when=asyncio.FIRST_COMPLETED)
             finally:

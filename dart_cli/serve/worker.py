@@ -1,4 +1,4 @@
-"""`dart serve`: agents of other programs play; their episodes are leased, filed and trained on.
+"""`dart serve`: agents of other programs play; their episodes are leased, stored and trained on.
 
     run             the process: connections, heartbeat and endpoint, until it is stopped or the run is over
     token_for       returns the token that requests need
@@ -8,8 +8,8 @@
     RolloutRouter   requests to rollout workers                         (dart_cli/env/router.py)
     connected       the connections, and the messages that arrive       (dart_cli/env/peers.py)
 
-The process does not end because another one is absent: a request waits as long as it may, and is then
-answered with 503 and what is missing.
+The process does not end if another one is absent: a request waits up to its limit, and is then answered with
+503 and the name of what is missing.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ async def run(config: Config, worker: str, stop: asyncio.Event, *, guarded: bool
         return sessions.load()
 
     with closing(listen(serve.host, serve.port, 0, ("serve.host", "serve.port"))) as listener:
-        there = address(serve.host, listener.getsockname()[1]) + "v1"
-        async with connected(config, worker, "serve", load, endpoint=there) as peers:
+        endpoint = address(serve.host, listener.getsockname()[1]) + "v1"
+        async with connected(config, worker, "serve", load, endpoint=endpoint) as peers:
             heartbeat = peers.heartbeat
             run_peers = RunPeers(worker, peers.data_service, peers.router, heartbeat)
             sessions = Sessions(
@@ -63,7 +63,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event, *, guarded: bool
             app = make_app(sessions, host=serve.host, token=token)
             server = make_server(app, serve.sessions + SPARE, signals=False)
             async with heartbeat:
-                say_address(worker, there, token)
+                say_address(worker, endpoint, token)
                 serving = asyncio.create_task(server.serve(sockets=[listener]), name="server")
                 tasks = [
                     asyncio.create_task(peers.listen(), name="telemetry"),
@@ -91,7 +91,7 @@ async def run(config: Config, worker: str, stop: asyncio.Event, *, guarded: bool
 def token_for(host: str, *, guarded: bool) -> str:
     """Return the token that requests need; "" if they need none.
 
-    Raises UserError if the user's is too short.
+    Raises UserError if the user's token is too short, or is not printable ASCII.
     """
     token = os.environ.get(TOKEN_VARIABLE, "")
     if token and (len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable()):

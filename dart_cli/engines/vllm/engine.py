@@ -287,6 +287,7 @@ class VllmEngine:
         self._abort(list(self._running))
 
     def _abort(self, names: list[str]) -> None:
+        """Begin to abort requests in vLLM, without waiting for it."""
         if names:
             self._interrupted.update(names)
             aborting = asyncio.get_running_loop().create_task(self._llm.abort(names))
@@ -314,6 +315,7 @@ class VllmEngine:
         }
 
     def _check_serves(self) -> None:
+        """Raise EngineGoneError, with the reason, if the engine no longer serves."""
         if self._fault:
             raise EngineGoneError(self._fault)
 
@@ -322,9 +324,9 @@ class VllmEngine:
     async def update_weights(self, source: WeightSet, policy_version: int) -> UpdateTiming:
         """Load a weight set while requests run, without losing one.
 
-        Raises WeightsError if the set is incomplete or does not fit this model; the old weights then continue
-        to serve. An error within vLLM is raised as EngineGoneError, and the engine closes, because its
-        tensors belong to two versions.
+        Raises WeightsError if the set is incomplete or does not fit this model, and EngineError while another
+        update is under way; the old weights then continue to serve. An error within vLLM is raised as
+        EngineGoneError, and the engine closes, because its tensors belong to two versions.
         """
         started = time.monotonic()
         load = self._load_weights

@@ -145,7 +145,7 @@ class ImageSizes(BaseProcessingInfo):
         return Largest(**configured)
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
-        """Return that a prompt has any number of images, and no video or audio."""
+        """Return the limits of a prompt: any number of images, and no video or audio."""
         return {IMAGE: None}
 
     def get_mm_max_tokens_per_item(
@@ -253,10 +253,7 @@ def replace_processors() -> None:
 
 
 def kernel_size(head_size: int) -> int:
-    """Return the smallest head size >= `head_size` that vLLM's CPU kernels have.
-
-    `head_size` if there is none.
-    """
+    """Return the smallest head size >= `head_size` of vLLM's CPU kernels, or `head_size` if there is none."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # of CPU builds
 
     sizes = [size for size in CPUAttentionBackend.get_supported_head_sizes() if size >= head_size]

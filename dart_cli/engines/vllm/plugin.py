@@ -53,7 +53,7 @@ from dart_cli.engines.vllm.sampler import Draws, ExactSampler
 from dart_cli.policy.lora import with_adapters
 from dart_cli.runtime.liveness import when_orphaned
 
-# At every update it would warn of all tensors that are in no file: rotary tables and tied heads.
+# At every update this logger would warn of all tensors that are in no file: rotary tables and tied heads.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 BACKEND = "file"
@@ -178,6 +178,7 @@ def loaded_files(files: list[str], folder: str, _index: str) -> list[str]:
 
 
 def _install() -> None:
+    """Register our classes with vLLM, and replace the parts of vLLM that have no setting."""
     WeightTransferEngineFactory.register_engine(BACKEND, FileWeights)
     models.register_models()
     models.replace_processors()
@@ -189,7 +190,7 @@ def _install() -> None:
     default_loader.filter_duplicate_safetensors_files = loaded_files
     if current_platform.is_cpu():
         _pad_heads()
-    # Asked by name, because a process that still reads its configuration has no parent_process() yet.
+    # The name is compared, because a process that still reads its configuration has no parent_process() yet.
     if multiprocessing.current_process().name != "MainProcess":
         # Without this, vLLM's processes would outlive a killed rollout worker and keep its GPU.
         when_orphaned(os.getppid(), partial(os._exit, 1))

@@ -59,7 +59,7 @@ def sent_items(
     """Return the item to send to vLLM's process for each image [I], None for an image that it has.
 
     The pixels are bit for bit those that the trainer sees. Each image is put into the cache before the next
-    one is looked up, because it may evict another one.
+    one is looked up, because this may evict another image.
     """
     items: list[MultiModalKwargsItem | None] = []
     for image in images:

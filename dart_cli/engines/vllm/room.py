@@ -23,8 +23,8 @@ BATCH_TOKENS = 8192
 2,048, with which a prompt of five 1080p screens takes nine passes instead of three. More than 8,192 tokens
 would gain little, because so many already fill a GPU."""
 PASSING = 4_000_000_000
-"""Bytes of the context, of CUDA graphs, and of the vision tower's activations over one screen. It is an
-assumption."""
+"""Bytes of the context, of CUDA graphs, and of the vision tower's activations over one screen. The number is
+assumed, not measured."""
 FEATURE_SHARE = 6
 """Features of screens take at most 1/FEATURE_SHARE of the room that the longest sequence leaves. They save
 the vision tower's pass over a screen that is shown again, which is worth less than room for one more
@@ -45,7 +45,7 @@ class VllmRoom:
     passing: int  # for a forward pass
     features: int  # of screens that are shown again
     cache: int  # for keys and values
-    feature_tokens: int  # tokens of screens whose features are kept; no bytes
+    feature_tokens: int  # tokens of screens whose features are kept: a count, not bytes
 
     @property
     def total(self) -> int:
@@ -110,6 +110,6 @@ def _feature(shape: Shape, wide: int) -> int:
 
 
 def _number(config: VllmConfig, name: str) -> int:
-    """Return a number of `vllm.options`, or 0. Values that are no numbers are refused by vLLM itself."""
+    """Return the number `name` of `vllm.options`; 0 if it is not set or no integer, which vLLM refuses."""
     value = config.options.get(name)
     return value if isinstance(value, int) else 0

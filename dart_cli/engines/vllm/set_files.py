@@ -56,8 +56,8 @@ def open_files(directory: Path) -> Iterator[list[str]]:
                 stack.enter_context(file.open("rb")) for file in directory.glob("*.safetensors")
             ]
         except OSError as error:
-            cure = cure_of(error, "removed while it was read")
-            raise WeightsError(f"{directory}: {cure} ({error})") from None
+            cause = cure_of(error, "removed while it was read")
+            raise WeightsError(f"{directory}: {cause} ({error})") from None
         if not handles:
             raise WeightsError(f"{directory}: removed while it was read")
         yield [f"/proc/{os.getpid()}/fd/{handle.fileno()}" for handle in handles]
@@ -105,10 +105,10 @@ class AdapterVersions:
     async def add(
         self, llm: AsyncLLM, tensors: Mapping[str, torch.Tensor], version: int
     ) -> tuple[float, float]:
-        """Load a version, for which there must be room.
+        """Load a version into vLLM, which must have a free slot for it.
 
-        Return the seconds of writing its files, and of vLLM's reading them. Raises what vLLM raises; vLLM
-        then has the same versions as before.
+        Return the seconds that writing its files took, and the seconds that vLLM took to read them. Raises
+        what vLLM raises; vLLM then has the same versions as before.
         """
         from vllm.lora.request import LoRARequest
 
@@ -146,6 +146,7 @@ class AdapterVersions:
         self._lock.close()
 
     async def _remove(self, llm: AsyncLLM, version: int) -> None:
+        """Remove a version from vLLM, and its files."""
         request = self._versions.pop(version)
         self._users.pop(version, None)
         await llm.remove_lora(request.lora_int_id)

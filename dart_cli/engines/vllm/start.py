@@ -1,11 +1,11 @@
-"""Starting vLLM: its arguments, its environment, and the checks before.
+"""Start vLLM: make its arguments, set its environment variables, and check its build and the platform.
 
 engine_args    makes vLLM's arguments from the configuration and the model
 start          starts vLLM, or raises an error with the cause and the fix
 _environment   sets the environment variables of vLLM's processes
 
-This module turns off whatever vLLM would compile with nvcc, download or look up at its start, and whatever
-the CPU build cannot do. docs/engines.md lists each default with its reason.
+This module turns off everything that vLLM would compile with nvcc, download or look up at its start, and
+everything that the CPU build cannot do. docs/engines.md lists each default with its reason.
 """
 
 from __future__ import annotations
@@ -239,9 +239,8 @@ def _features(
         length=sequence_length(policy, config),
         screen_tokens=screen_tokens,
     )
-    if config.options.get(
-        "kv_cache_memory_bytes"
-    ):  # vLLM then sizes its cache by this number alone
+    # With this option vLLM sizes its cache by the number alone.
+    if config.options.get("kv_cache_memory_bytes"):
         return room.feature_tokens, 0.0
     return room.feature_tokens, room.features / memory
 
@@ -295,7 +294,7 @@ def _check_platform(config: VllmConfig, device: str, on_cpu: bool) -> None:
     if not on_cpu and device == "cpu":
         raise MissingPartError(
             'rollout.device = "cpu", but this vLLM is built for GPUs; scripts/setup-vllm installs '
-            "the CPU build into an environment of its own"
+            "the CPU build into a separate environment"
         )
     if not on_cpu and accelerator.device_count() < config.tensor_parallel:
         raise MissingPartError(

@@ -11,7 +11,8 @@ tools             the tools of tool calls
 reading           the shared parts: names of keys, an LALR grammar, calls with literal arguments
 
     make_action_parser       returns the action parser of a name (`policy.action_parser`)
-    point_parser             returns it if it is a PointParser, else raises an error
+    point_parser             returns the action parser of a name; raises ConfigError if it is no PointParser
+    lacks_points             returns the message for an action parser that is no PointParser
     action_parser_identity   returns a text that tells two action parsers apart
 """
 

@@ -1,6 +1,6 @@
 """The interface of an action parser, which turns the text of a model into a GUI action and back.
 
-    ActionParser   every action language has one, with parse, format and as_history
+    ActionParser   parses, formats and shows in a history the texts of one action language
     PointParser    an action parser that also finds the points in a text, for a policy that points
     WrittenPoint   a point in a text: its characters and its numbers
     summary_of     returns a completion's own description of its action, in words
@@ -92,7 +92,7 @@ class PointParser(ActionParser, Protocol):
 
 
 def summary_of(action_parser: ActionParser, text: str) -> str:
-    """Return a completion's description of its action, for the lines on earlier steps in later prompts.
+    """Return a completion's description of its action, which later prompts show for this step.
 
     An action parser has a method `summary` if the prompts of its family have such lines. Without the method
     the result is the whole text, on one line.

@@ -117,6 +117,7 @@ class CompactParser:
         return first_read(reply_starts(text), lambda start: self._action(text[start:], coordinates))
 
     def _action(self, text: str, coordinates: CoordinateMap) -> Action:
+        """Return the action of a reply, which is one call. Raises ActionError."""
         *prefix, call = self._grammar.parse(text).children
         assert isinstance(call, Tree)
         points = [_point(node, coordinates) for node in _trees(call)]
@@ -217,24 +218,29 @@ class CompactParser:
 
 
 def _modifiers(prefix: Sequence[Tree[Token] | Token]) -> tuple[Modifier, ...]:
+    """Return the keys that are held during a call, from the tokens before it, e.g. `ctrl+shift+`."""
     names = (name for token in prefix for name in str(token).split("+") if name)
     return tuple(cast("Modifier", name) for name in names)
 
 
 def _trees(tree: Tree[Token]) -> list[Tree[Token]]:
+    """Return the children of a call that are points."""
     return [child for child in tree.children if isinstance(child, Tree)]
 
 
 def _point(node: Tree[Token], coordinates: CoordinateMap) -> tuple[int, int]:
+    """Return the pixel of a point. Raises ActionError if it is beyond the screen."""
     return coordinates.to_screen(*_two(node))
 
 
 def _two(node: Tree[Token]) -> tuple[int, int]:
+    """Return the model's numbers (x, y) of a point."""
     x, y = node.children
     return int(str(x)), int(str(y))
 
 
 def _numbers(coordinates: CoordinateMap, *points: tuple[int, int]) -> str:
+    """Return pixels as the model's numbers, joined by commas."""
     return ",".join(f"{x},{y}" for x, y in (coordinates.to_model(*point) for point in points))
 
 

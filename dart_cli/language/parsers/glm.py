@@ -135,11 +135,12 @@ class GlmParser:
         return points
 
     def _read(self, text: str, coordinates: CoordinateMap) -> _Call:
+        """Return the one call of a completion. Raises ActionError if it has none."""
         refuse_long(text)
         return first_read(_spans(text), lambda span: self._call_at(text, span, coordinates))
 
     def _call_at(self, text: str, span: Span, coordinates: CoordinateMap) -> _Call:
-        """Return the call in a part of the text. Raises ActionError."""
+        """Return the one call in the part `span` of the text. Raises ActionError if there is none."""
         part = text[span[0] : span[1]]
         code, start = part.strip(), span[0] + len(part) - len(part.lstrip())
         calls = calls_of(code, _SIGNATURES, ("element_info",))
@@ -178,6 +179,7 @@ def _spans(text: str) -> list[Span]:
 
 
 def _spans_from(text: str, begin: int) -> list[Span]:
+    """Return the parts of the reply from character `begin` on that may be its call, the likeliest first."""
     memory = text.rfind(_MEMORY, begin)
     end = len(text) if memory < 0 else memory
     first, last = text.find(_BEGIN, begin, end), text.rfind(_BEGIN, begin, end)
@@ -220,6 +222,8 @@ def _action(name: str, arguments: Mapping[str, Any], coordinates: CoordinateMap)
 
 
 def _call(action: Action, coordinates: CoordinateMap) -> str | None:
+    """Return the text of the call for an action; None if the language has none."""
+
     def box(x: int, y: int) -> str:
         x, y = coordinates.to_model(x, y)
         return f"'[{x},{y}]'"

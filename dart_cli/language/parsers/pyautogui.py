@@ -150,6 +150,7 @@ class PyautoguiParser:
             return []
 
     def _read(self, text: str, coordinates: CoordinateMap) -> tuple[Action, list[WrittenPoint]]:
+        """Return the action of a completion, and its points. Raises ActionError."""
         refuse_long(text)
         spans = _tagged(text) if self._dialect == "scalecua" else _fenced(text)
         return first_read(spans, lambda span: self._action(text, span, coordinates))
@@ -223,10 +224,7 @@ class PyautoguiParser:
         return self._ending(action, call)
 
     def _ending(self, action: Action, call: _Writer) -> list[str] | None:
-        """Return the lines of code for a wait, an answer or the end of the episode.
-
-        None for other actions.
-        """
+        """Return the lines of code for a wait, an answer or an end of the episode; None for other actions."""
         scales = self._dialect == "scalecua"
         terminate = "terminate" if scales else "computer.terminate"
         match action:

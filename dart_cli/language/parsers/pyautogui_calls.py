@@ -1,4 +1,4 @@
-"""Reads calls of pyautogui as one action, which may take a few lines.
+"""Reads calls of pyautogui, which may be on several lines, as one action.
 
 SIGNATURES   the calls of each dialect, with their arguments by position
 read_calls   returns the action of some calls, and the points that they name
@@ -91,7 +91,7 @@ def read_calls(
 ) -> tuple[Action, list[WrittenPoint]]:
     """Return the one action of `calls`, and its points; the code begins at character `start` of the text.
 
-    Raises ActionError.
+    Raises ActionError if the calls are no action, or more than one.
     """
     if not calls:
         raise ActionError("the code has no call")
@@ -135,7 +135,7 @@ def _step(call: Call, coordinates: CoordinateMap, start: int) -> _Step:
 
 
 def _cell(number: Any, coordinates: CoordinateMap) -> int:
-    """Return one of the model's numbers as a cell of the model's grid."""
+    """Return one of the model's numbers as a cell of the model's grid. Raises ActionError for no number."""
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ActionError("x and y are numbers")
     cells: float = number * 10**coordinates.decimals
@@ -211,6 +211,7 @@ def _click(
 
 
 def _button(arguments: dict[str, Any]) -> MouseButton:
+    """Return the mouse button of a call, by default the left, and remove it from `arguments`."""
     button = arguments.pop("button", "left")
     button = {"PRIMARY": "left", "SECONDARY": "right"}.get(str(button).upper(), button)
     if button not in get_args(MouseButton):
@@ -253,6 +254,7 @@ def _wait(seconds: Any) -> Action:
 
 
 def _terminate(arguments: dict[str, Any]) -> Action:
+    """Return Answer, Done or Fail, by the status and the answer of a call that ends the episode."""
     status = arguments.pop("status", "success")
     arguments.pop("info", None)
     if status not in ("success", "failure", "fail"):
@@ -316,6 +318,7 @@ def _at_move(action: Action, move: act.Move) -> Action:
 
 
 def _path(down: act.MouseDown, moves: Sequence[Action], up: act.MouseUp) -> act.Drag:
+    """Return mouseDown, moves and mouseUp as one drag. Raises ActionError if they are no drag."""
     points = [down, *moves, *([up] if up.x is not None else [])]
     are_moves = all(isinstance(move, act.Move) for move in moves)
     if down.x is None or not are_moves or len(points) < 2:

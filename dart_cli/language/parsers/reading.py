@@ -1,9 +1,9 @@
 """The parts that action parsers share: an LALR grammar, calls with literal arguments, names of keys.
 
     refuse_long      raises an error for a text that is too long for an action
-    as_action_errors raises errors in a call's arguments as ActionError
+    as_action_errors turns errors in a call's arguments into ActionError
     text_of          returns an argument that is a text
-    Verb, at_point, verb_of, verb_and_pixel   calls that act at a point, by name
+    Verb, at_point, verb_of, verb_and_pixel   read and write calls that act at a point, such as click
     not_expressed    makes the error for an action that a language has no call for
     first_read       tries several readings of a text, and returns the first that succeeds
     Grammar          parses a whole text, with readable errors
@@ -11,6 +11,7 @@
     quote            writes a text as a literal of one line
     split_keys, read_keys, one_key, one_of_keys, one_press   read names of keys: one per key, in lower case
     join_keys, write_keys                                    write names of keys
+    is_capital       tells whether the name of a key is a capital letter
 
 In code a call's name is `name` or `module.name`. An argument is a text, a number, True, False, None, or a
 list of them. Everything else raises ActionError: other expressions, other statements, names as values.
@@ -55,7 +56,10 @@ def refuse_long(text: str) -> None:
 
 @contextmanager
 def as_action_errors(call: str) -> Iterator[None]:
-    """Raise errors that occur while the arguments of `call` are read as ActionError."""
+    """Turn an error of the block, which reads the arguments of `call`, into an ActionError that names it.
+
+    KeyError, TypeError, ValueError and OverflowError are turned.
+    """
     try:
         yield
     except KeyError as missing:
@@ -97,7 +101,10 @@ def verb_of(verbs: Mapping[str, Verb], action: Action) -> str | None:
 
 
 def verb_and_pixel(verbs: Mapping[str, Verb], action: Any) -> tuple[str, int, int] | None:
-    """Return `verb_of` and the pixel; None if no call does the action, or if keys are held during it."""
+    """Return (name, x, y): the call that does the action, and the action's pixel.
+
+    None if no call does the action, or if keys are held during it.
+    """
     name = None if getattr(action, "modifiers", ()) else verb_of(verbs, action)
     return (name, action.x, action.y) if name else None
 
@@ -110,8 +117,8 @@ def not_expressed(language: str, action: Action, limits: Mapping[str, str]) -> A
 def first_read(candidates: Iterable[Candidate], read: Callable[[Candidate], Read]) -> Read:
     """Return the result of `read` for the first candidate for which it raises no ActionError.
 
-    If it raises for all of them, raises the last error. Each candidate costs a reading, so there should be
-    few.
+    Raises the last of these errors if it raises for all of them. Each candidate is read in full, so there
+    should be few.
     """
     refusal = ActionError("there is no call")
     for candidate in candidates:
@@ -162,7 +169,7 @@ class Grammar:
         }
 
     def parse(self, text: str) -> Tree[Token]:
-        """Return the parse tree of the whole `text`."""
+        """Return the parse tree of the whole `text`. Raises ActionError if it does not fit the grammar."""
         refuse_long(text)
         try:
             return self._parser.parse(text)
@@ -175,6 +182,7 @@ class Grammar:
         return sorted(map(_match, trees), key=lambda match: match.start)
 
     def _explain(self, error: UnexpectedInput, text: str) -> str:
+        """Return the message for a text that does not fit: what is out of place, and what was expected."""
         expected: set[str] = set()
         if isinstance(error, UnexpectedCharacters):
             expected = set(error.allowed or ())
@@ -191,6 +199,7 @@ class Grammar:
 
 
 def _match(tree: Tree[Token]) -> Match:
+    """Return a tree as a Match, with the characters of its tokens."""
     tokens = list(tree.scan_values(lambda _: True))
     return Match(tokens[0].start_pos or 0, tokens[-1].end_pos or 0, tree)
 
@@ -280,6 +289,7 @@ def _call(
 
 
 def _name(node: ast.expr) -> str:
+    """Return the name of a call, with its module if it has one. Raises ActionError for another expression."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -288,6 +298,7 @@ def _name(node: ast.expr) -> str:
 
 
 def _literal(node: ast.expr) -> Any:
+    """Return the value of an argument: a text, a number, None, or a list. Raises ActionError for others."""
     match node:
         case ast.Constant(value=str() | int() | float() | None):
             return node.value
@@ -393,6 +404,7 @@ def join_keys(keys: Sequence[str], separator: str) -> str:
 
 
 def _checked(keys: Sequence[str]) -> Sequence[str]:
+    """Return `keys` unchanged. Raises ActionError if there are none, or if one is not the name of a key."""
     if not keys:
         raise ActionError("no key is given")
     for key in keys:

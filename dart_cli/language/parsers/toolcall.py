@@ -11,7 +11,7 @@ r"""Tool calls: any text, then one call in <tool_call> tags at the end of the co
     toolcall-mai      mobile_use of MAI-UI    JSON      MAI-UI, which writes its thought in <thinking> tags
     toolcall-xml      computer_use            XML       Qwen3.5
 
-The XML is that of Qwen's newer chat templates: <function=NAME>, then <parameter=NAME> with its value on
+The XML is written as in Qwen's newer chat templates: <function=NAME>, then <parameter=NAME> with its value on
 separate lines. A text that is typed or answered may contain any tag in JSON, but not </parameter> in XML.
 """
 
@@ -130,11 +130,12 @@ class ToolcallParser:
             return self._tool.read(arguments, coordinates)
 
     def _call(self, text: str) -> tuple[dict[str, Any], int]:
-        """Return the arguments of the one call that ends the text, and where the call begins."""
+        """Return the arguments of the call that ends the text, and where it begins. Raises ActionError."""
         refuse_long(text)
         return first_read(_calls_begin(text), lambda start: self._call_at(text, start))
 
     def _call_at(self, text: str, start: int) -> tuple[dict[str, Any], int]:
+        """Return the arguments of the call that begins at `start` and ends the text, and `start`."""
         inner = text[start + len(_OPEN) :].rstrip()
         if not inner.endswith(_CLOSE):
             raise ActionError(f"the completion does not end with {_CLOSE}")

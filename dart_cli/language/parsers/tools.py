@@ -50,7 +50,11 @@ _NO_ADDRESS = "it has no call that opens an address"
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool. `read` raises ActionError, KeyError, TypeError, ValueError or OverflowError for no action."""
+    """One tool, which reads arguments as actions and writes actions as arguments.
+
+    `read` raises ActionError, KeyError, TypeError, ValueError or OverflowError for arguments that mean no
+    action.
+    """
 
     name: str
     read: Callable[[Arguments, CoordinateMap], Action]
@@ -86,6 +90,7 @@ def point_of(value: Any) -> tuple[int, int]:
 
 
 def _at(arguments: Arguments, coordinates: CoordinateMap, key: str = "coordinate") -> Any:
+    """Return the pixel (x, y) of the argument `key`. Raises KeyError if it is missing, else ActionError."""
     return coordinates.to_screen(*point_of(arguments[key]))
 
 
@@ -96,7 +101,7 @@ def _at_or_pointer(arguments: Arguments, coordinates: CoordinateMap) -> tuple[in
 
 
 def _number(value: Any) -> float:
-    """Return a finite number, which may be written as a text. Raises ActionError, ValueError."""
+    """Return a number, or a number in a text, as a float. Raises ActionError, ValueError for others."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ActionError(f"want a number, got {json.dumps(value)[:60]}")
     number = float(value)
@@ -136,10 +141,12 @@ def _names(value: Any) -> list[str]:
 
 
 def _wheel(x: int, y: int, *, right: int = 0, up: int = 0) -> act.Scroll:
+    """Return a scroll by notches to the right or up; negative numbers mean left or down."""
     return act.Scroll(x=x, y=y, dx=right, dy=-up)
 
 
 def _xy(action: Any, coordinates: CoordinateMap) -> list[int]:
+    """Return the model's numbers of an action's pixel."""
     return list(coordinates.to_model(action.x, action.y))
 
 

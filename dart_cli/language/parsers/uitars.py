@@ -264,6 +264,7 @@ def _where(action: act.MouseDown | act.MouseUp, coordinates: CoordinateMap) -> l
 
 
 def _button(strings: list[str]) -> MouseButton:
+    """Return the mouse button that a call names, or the left one. Raises ActionError for another name."""
     name = strings[0] if strings else "left"
     if name not in get_args(MouseButton):
         raise ActionError(f"button must be left, right or middle, got {name[:24]!r}")
@@ -276,10 +277,12 @@ def _box(coordinates: CoordinateMap, x: int, y: int) -> str:
 
 
 def _centre(box: Tree[Token], coordinates: CoordinateMap) -> tuple[int, int]:
+    """Return the pixel of the centre of a box. Raises ActionError if it is beyond the screen."""
     return coordinates.to_screen(*_middle(box))
 
 
 def _middle(box: Tree[Token]) -> tuple[int, int]:
+    """Return the centre (x, y) of a box of two or four of the model's numbers."""
     numbers = [int(str(number)) for number in box.children]
     # A box of two numbers adds each number to itself.
     x, y = numbers[0] + numbers[-2], numbers[1] + numbers[-1]
@@ -287,6 +290,7 @@ def _middle(box: Tree[Token]) -> tuple[int, int]:
 
 
 def _quote(text: str) -> str:
+    """Return a text as a quoted literal of one line, which `_unquote` reads."""
     text = text.replace("\\", "\\\\").replace("'", "\\'")
     return "'" + text.replace("\n", "\\n").replace("\r", "\\r") + "'"
 
