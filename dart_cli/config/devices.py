@@ -26,18 +26,20 @@ from dart_cli.config.schema import MODEL_ENGINES, Config
 from envs.contract.own_code import load_own
 
 if TYPE_CHECKING:
-    from bus.messages import Role  # a type alone: the messages take as long as all of this
+    # Only types need it, and importing the messages takes as long as all other imports together.
+    from bus.messages import Role
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The variable that lists the GPUs that a process may use. The numbers of [up] are then places in its
 list."""
 
 NO_GPU = "no GPU is visible"
-"""A part of the text of each error that follows from it; `dart doctor` reports it once for all of them."""
+"""The words in every error whose cause is a missing GPU. `dart doctor` finds such errors by these words and
+reports the cause once."""
 
 
 def listed_gpus(environment: Mapping[str, str] = os.environ) -> list[str] | None:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, by its names for them; None where it is not set.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, as it names them; None where it is not set.
 
     The list is read as CUDA and torch read it: it ends before the first entry that is no GPU, and it is empty
     if a GPU is listed twice. UUIDs (`GPU-...`, `MIG-...`) may be abbreviated; whether they exist is not
@@ -97,7 +99,7 @@ def is_under_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def divide_gpus(config: Config, gpus: int | None) -> tuple[list[int], list[int]]:
-    """Return the numbers of the GPUs of the trainer and of the rollout workers, of `gpus`; empty means all.
+    """Divide `gpus` GPUs: return the numbers of the trainer's and of the rollout workers'; empty means all.
 
     GPUs that [up] names stay as they are. A side without named GPUs gets GPUs that the other side does not
     have, if there are enough for each process to have its own: the trainer the first ones, the rollout
@@ -180,7 +182,7 @@ def gpus_of(
 
 
 def _share(config: Config, rollout: Sequence[int], worker: str) -> Sequence[int]:
-    """Return the GPUs of one rollout worker out of all. Raises ConfigError where none are left for it."""
+    """Return the GPUs of one worker out of those in `rollout`. Raises ConfigError where too few are left."""
     per_worker = gpus_per_worker(config)
     number = re.search(r"(\d+)$", worker)
     index = int(number[1]) if number else 0

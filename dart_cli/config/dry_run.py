@@ -51,6 +51,7 @@ def describe(config: Config, role: Role | None = None) -> list[tuple[str, str]]:
 
 
 def _places(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield lines about the run directory and about how the processes reach each other."""
     state = "continues the run in it" if config.run.dir.exists() else "new"
     yield "run", f"{config.run.dir} ({state}), seed {config.run.seed}"
     if config.bus.transport == "tcp":
@@ -73,6 +74,7 @@ def _tasks(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _some(names: list[str], limit: int = 6) -> str:
+    """Return the first `limit` names, and how many others there are."""
     more = f", and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more if names else "none"
 

@@ -25,7 +25,7 @@ _MOST_EXPLAINED = 3  # keys of another tool's section that an error explains
 
 @dataclass(frozen=True)
 class Word:
-    """Options of other tools that mean one thing, and dart's name for it."""
+    """Options of other tools that have the same meaning, and dart's name for it."""
 
     subject: str
     theirs: tuple[str, ...]

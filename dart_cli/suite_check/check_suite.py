@@ -181,6 +181,7 @@ class Check:
         return [self._report(task) for task in self.tasks if self._episodes.get(task.id)]
 
     def _report(self, task: Task) -> TaskReport:
+        """Return the report of a task from its episodes so far."""
         episodes = self._episodes[task.id]
         return report_on_task(task, episodes, bounds_of(self._options), self.episodes_each)
 

@@ -35,6 +35,7 @@ def _by_baseline(config: Config) -> bool:
 
 
 def _of_groups(key: str) -> Rule:
+    """Return the rule that a switch of [data] for groups is off where the group size is 1."""
     return Rule(
         f"data.{key}",
         lambda c: c.data.group_size == 1 and getattr(c.data, key),
@@ -95,6 +96,7 @@ POOL = Table(
 
 
 def _least_ratio(config: Config) -> str:
+    """Return the least `data.pool_ratio` at which one success may join a group, as text."""
     return f"{1 / (config.data.group_size + 1):.4g}"
 
 
@@ -137,10 +139,12 @@ def _points(config: Config) -> bool:
 
 
 def _is_set(config: Config, key: str) -> bool:
+    """Return True if a key of [tune] differs from its default."""
     return bool(getattr(config.tune, key) != TuneConfig.model_fields[key].default)
 
 
 def _of_pointers(key: str) -> Rule:
+    """Return the rule that a key of [tune] is set only for a policy with a pointer head."""
     return Rule(
         f"tune.{key}",
         lambda c: not _points(c) and _is_set(c, key),
