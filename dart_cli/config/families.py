@@ -228,7 +228,7 @@ def with_family(config: Config) -> Config:
 
 
 def origins(config: Config) -> list[Origin]:
-    """Return, for each key of [policy] that a family may set, its value in `config` and the value's origin."""
+    """Return the value and the origin of each key of [policy] that a family may set."""
     policy = config.policy
     family_values: dict[str, tuple[Any, str]] = {}
     if policy.family in FAMILIES:

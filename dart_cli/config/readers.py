@@ -59,8 +59,8 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    # Processes that are compared have already reached each other, so the host may be named in several ways, and
-    # the keys may be in several folders.
+    # Processes that are compared have reached each other already, so they may name the host differently, and
+    # have the keys in other folders.
     Row("bus", PROCESSES, free=PROCESSES),
     Row("run", ("data",)),
     # In a run over tcp, processes that play and rollout workers keep their logs in a folder of their host.
@@ -239,7 +239,7 @@ class Settings:
         return False
 
     def _whole(self, name: Any) -> Any:
-        """Return `name` as an absolute path if it is a path or `file.py:Suite`; return other names unchanged."""
+        """Return a path, or the path in `file.py:Suite`, as an absolute one; return other names unchanged."""
         if isinstance(name, list):
             return [self._whole(element) for element in name]
         if not isinstance(name, str):

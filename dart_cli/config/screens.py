@@ -26,8 +26,8 @@ MOST_SIDE = 16_384
 LEAST_CACHE = 256 << 20
 """Least size of a cache of screens, bytes, since evaluations and other suites may show other screens."""
 UNEVEN = 2
-"""How many times its even share of the episodes one engine may have to serve. An episode goes to the least loaded
-engine, and stays there while that engine is not much busier than another."""
+"""How many times its even share of the episodes one engine may have to serve. An episode goes to the least
+loaded engine, and stays there while that engine is not much busier than another."""
 CHANNELS = 3
 """Bytes of a decoded pixel."""
 

@@ -201,7 +201,7 @@ class RunPrompts:
 
     @classmethod
     def of(cls, config: Config) -> RunPrompts:
-        """Return the sizes of a configuration's prompts. Raises ConfigError for an invalid size of a screen."""
+        """Return the sizes of a configuration's prompts. Raises ConfigError for an invalid screen size."""
         width, height = run_screen(config)
         return cls(width, height, history_of(config.policy))
 

@@ -24,7 +24,7 @@ from envs.contract.screenshots import BROKEN, seen_size
 from envs.tools.textfiles import read_text
 
 ELEMENTS = "element"
-"""The trait that is text or icon."""
+"""The name of the trait whose values are text and icon."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class _Reader:
         )
 
     def _image(self, row: Mapping[str, Any]) -> Picture:
+        """Return the picture that a row names, from the first folder that has it."""
         name = _text(row, self._layout.image)
         tried: list[str] = []
         for folder in self._layout.images:
@@ -125,6 +126,7 @@ class _Reader:
         return self._sizes[picture]
 
     def _region(self, row: Mapping[str, Any], size: tuple[int, int]) -> Region | None:
+        """Return the region of a row in pixels; None if nothing on the screen is meant."""
         layout = self._layout
         form: Form
         if isinstance(layout.form, str):
@@ -157,6 +159,7 @@ class _Reader:
         return region
 
     def _traits(self, row: Mapping[str, Any], file_trait: str) -> dict[str, tuple[str, ...]]:
+        """Return trait -> values, by which the score of a row is reported."""
         layout = self._layout
         keys = {**layout.traits, **{t: key for t, key in layout.optional.items() if key in row}}
         traits: dict[str, tuple[str, ...]] = {

@@ -8,7 +8,7 @@ candidates_of     the candidates in a pointer's map, best first
 make_scorer       the scorer of a loaded model
 answer_all        answers many items at once
 verifier_config   the configuration of a verifier's prompts
-verifier_scoring  a function by which a loaded verifier scores places
+verifier_scoring  returns the function by which a loaded verifier scores places
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ class TextScorer:
         )
 
     def _request(self, item: Item, screenshot: bytes, nth: int) -> ActRequest:
+        """Return the request for the `nth` candidate: 0 is greedy, later ones are sampled."""
         seed = int(content_hash(f"{item.id}/{nth}".encode())[:8], 16)
         sampling = Sampling(
             temperature=self._config.rollout.temperature if nth else 0.0,
@@ -145,6 +146,7 @@ class PointerScorer:
 
 
 def _request(item: Item, screenshot: bytes, nth: int, sampling: Sampling) -> ActRequest:
+    """Return the request for one answer to an item."""
     width, height = item.size
     return ActRequest(
         trajectory_id=f"{item.id}/{nth}",
@@ -163,7 +165,7 @@ def candidates_of(
 ) -> tuple[list[Point | None], list[float]]:
     """Return the candidates in a pointer's map, as pixels of the screenshot, best first, and their scores.
 
-    A score is the share of the largest probability.
+    A score is relative to the largest probability of a cell: a region's mean probability, or a single cell's.
     """
     values = np.frombuffer(pointer_map.heat, dtype=np.uint8)
     heat = values.reshape(pointer_map.rows, pointer_map.columns) / 255

@@ -65,6 +65,7 @@ def left_out_note(count: int) -> str:
 
 
 def _trajectory_table(place: str, subjects: Sequence[Subject]) -> Table:
+    """Return a table of trajectories of the run."""
     task_of = {subject.id: subject.task_id for subject in subjects}
     return table_of(
         place,
@@ -82,6 +83,7 @@ def _trajectory_table(place: str, subjects: Sequence[Subject]) -> Table:
 
 
 def _state_text(row: TrajectoryRow) -> str:
+    """Return the state of a trajectory, with the reason why it was dropped and its batch."""
     batch = "" if row.batch_id is None else f"in {row.batch_id}"
     return " ".join(filter(None, (row.state, row.reason, batch)))
 
@@ -223,6 +225,7 @@ def _account_lines(counts: RunCounts) -> Iterator[str]:
 
 
 def _task_table(place: str, counts: RunCounts) -> Table:
+    """Return a table of all tasks that the run or its pool has: success, verdicts, steps, pool."""
     nothing = counts_of([])
     tasks = {name: counts.tasks.get(name, nothing) for name in {*counts.tasks, *counts.pool}}
     columns: dict[str, Callable[[str], str]] = {

@@ -107,6 +107,7 @@ def _step_text(step: Step) -> str:
 
 
 def _weights(step: Step) -> str:
+    """Return the versions of the weights that sampled a step, in words."""
     if not step.versions:
         return "no version of this run's weights"
     oldest, newest = step.versions[0], step.versions[-1]
@@ -161,6 +162,7 @@ def _outcome_events(reader: Reader, row: TrajectoryRow, group: GroupRow) -> Iter
 
 
 def _judge_event(row: JudgementRow) -> Event:
+    """Return the event that a judge gave its verdict."""
     cost = f"{row.calls} calls and {row.seconds:.1f} s"
     outcome = verdict_words(row.outcome, row.score)
     return Event(

@@ -14,6 +14,6 @@
     export_check           compares the export's log-probabilities with those of the published weights
     smoke_report           the table and the line of JSON
 
-This package stands above `doctor`, `export` and `suite_check`, because it runs their commands unchanged and
+This package may import `doctor`, `export` and `suite_check`, because it runs their commands unchanged and
 reads what they store.
 """

@@ -205,7 +205,7 @@ class Player:
             raise PartError(f"{broken[0].reason}; fix the environment: `dart env check`")
 
     def fit(self) -> None:
-        """Choose the size of the run by the times that a pass, an episode and a start take on this machine."""
+        """Choose the size of the run by the time that a pass, an episode and a start take here."""
         config, left_s, episode_s = self.config, self.budget.left_s, self._episode_s()
         pass_s = self._passes(PLANNED * left_s / PASSES)
         # By now torch and the model are loaded, as in any process of the run.

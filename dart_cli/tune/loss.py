@@ -117,7 +117,7 @@ def collate_batch(
 def batch_loss(
     policy: LoadedPolicy, batch: SftBatch, settings: LossSettings, counts: tuple[int, int]
 ) -> Costs:
-    """Return the loss of some examples of a batch; `counts` are those of the whole batch."""
+    """Return the loss of some examples; `counts` are the `counts_of` the whole batch."""
     model, device = policy.model, policy.device
     features = image_features(model, batch.inputs.images)
     states = last_hidden(model, batch.inputs, last=batch.last, features=features)
@@ -168,6 +168,7 @@ def _sampled(answer: Sequence[int], policy: LoadedPolicy) -> list[int]:
 
 
 def _target(example: Example, rows: int, columns: int, settings: LossSettings) -> torch.Tensor:
+    """Return the target of a pointer over the cells of its screenshot."""
     assert example.box is not None
     if settings.target == "v2p":
         return gaussian_target(example.box, rows, columns)

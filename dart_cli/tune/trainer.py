@@ -47,6 +47,7 @@ class TokenRows:
     def _replace(
         self, _: nn.Module, arguments: tuple[torch.Tensor, ...], output: torch.Tensor
     ) -> Any:
+        """Return the embedding's output with the trained rows in place of the tokens' own."""
         ids = arguments[0]
         for row, token in zip(self.rows, self._tokens, strict=True):
             output = torch.where((ids == token)[..., None], row.to(output.dtype), output)

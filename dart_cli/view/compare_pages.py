@@ -47,7 +47,7 @@ class ComparedRun:
 
     @property
     def lately(self) -> dict[str, float | None]:
-        """Task -> success over its newest trajectories."""
+        """Task id -> success over the newest trajectories of the task."""
         return recent_by_task(self.curves.success)
 
     def line(self, task: str | None) -> Series:

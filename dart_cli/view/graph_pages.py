@@ -212,6 +212,7 @@ def _growth(screens: dict[str, list[Screen]], last: int) -> Markup:
 
 
 def _setting_text(value: object) -> str:
+    """Return the value of a setting as text; a dash if it is empty."""
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "-"
     return "-" if value in (None, "") else str(value)

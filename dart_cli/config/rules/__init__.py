@@ -34,7 +34,7 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A statement about a configuration or a host, with the fix. An error prevents a run, a warning does not."""
+    """A statement about a configuration or a host, and the fix. Only an error prevents a run."""
 
     subject: str  # the key of a configuration, or a part of the host; the sentence begins with it
     level: Level
