@@ -84,6 +84,7 @@ class LiveDisplay:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _watch(self, config: Config) -> None:
+        """Show a new snapshot at intervals, until it is cancelled; report stalls."""
         async with Watcher(config) as watcher:
             while True:
                 try:
@@ -120,6 +121,7 @@ class LiveDisplay:
             self._line(text)
 
     def _page(self) -> RenderableType:
+        """Return the live page: the newest snapshot, and the notices below it."""
         notices = [Text(text, "bright_black") for text in self._notices]
         if self._snapshot is None:
             return Group(*notices)

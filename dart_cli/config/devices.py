@@ -172,13 +172,13 @@ def gpus_of(
     if names is not None and len(names) == gpus_used:
         return ""
     train, rollout = divide_gpus(config, gpus_here(environment))
-    mine = train if role == "train" else _share(config, rollout, worker)
-    if problem := gpus_problem(mine, environment):
+    own_gpus = train if role == "train" else _share(config, rollout, worker)
+    if problem := gpus_problem(own_gpus, environment):
         alone = f"for {worker} alone it may list just {gpus_used}"
         if names is None:
             alone = f"or start it with {VISIBLE} set to its own"
-        raise ConfigError(f"up.{role}_gpus = {list(mine)} for {worker} {problem}; {alone}")
-    return ",".join(gpu_names(mine, environment))
+        raise ConfigError(f"up.{role}_gpus = {list(own_gpus)} for {worker} {problem}; {alone}")
+    return ",".join(gpu_names(own_gpus, environment))
 
 
 def _share(config: Config, rollout: Sequence[int], worker: str) -> Sequence[int]:
@@ -186,15 +186,15 @@ def _share(config: Config, rollout: Sequence[int], worker: str) -> Sequence[int]
     per_worker = gpus_per_worker(config)
     number = re.search(r"(\d+)$", worker)
     index = int(number[1]) if number else 0
-    mine = rollout[index * per_worker : (index + 1) * per_worker]
-    if rollout and len(mine) < per_worker:
+    own_gpus = rollout[index * per_worker : (index + 1) * per_worker]
+    if rollout and len(own_gpus) < per_worker:
         listed = config.up.rollout_gpus
         whose = f"up.rollout_gpus = {listed} has" if listed else "beside the trainer's there are"
         raise ConfigError(
             f"{whose} GPUs for {len(rollout) // per_worker} workers of {per_worker}, and {worker} is one more; add its "
             f"GPUs, or start it with {VISIBLE}=N"
         )
-    return mine
+    return own_gpus
 
 
 OwnKey = Literal["rollout.engine", "train.learner"]

@@ -67,6 +67,7 @@ def _places(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _tasks(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield lines about the tasks that are trained on and held out."""
     trained = [task.id for task in training_tasks(config)]
     heldout = [task.id for task in composed_tasks(config)]
     yield "tasks", f"{len(trained)} of {config.env.suite}: {_some(trained)}"
@@ -80,6 +81,7 @@ def _some(names: list[str], limit: int = 6) -> str:
 
 
 def _model(config: Config) -> str:
+    """Return the model's path, its dtype and, if known, its number of parameters."""
     if config.model.path in BUILTIN:
         return f"{config.model.path}, {config.model.dtype}"
     try:

@@ -72,6 +72,7 @@ class Family:
 
 
 def _families() -> Mapping[str, Family]:
+    """Return the families of families.toml, by name."""
     tree = tomllib.loads((Path(__file__).parent / "families.toml").read_text(encoding="utf-8"))
     for fields in tree.values():
         fields["model_types"] = tuple(fields["model_types"])

@@ -176,6 +176,7 @@ def read_by(section: str) -> str:
 
 
 def _enumerate(readers: tuple[str, ...]) -> str:
+    """Return the commands of readers in a list with "and", as code."""
     *first, last = [f"`dart {reader}`" for reader in readers]
     return f"{', '.join(first)} and {last}" if first else last
 
@@ -204,6 +205,7 @@ def values(config: Config) -> dict[str, Any]:
 
 @cache
 def _defaults() -> Mapping[str, Any]:
+    """Return the default of every key."""
     return values(Config())
 
 

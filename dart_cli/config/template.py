@@ -183,6 +183,7 @@ def bounds(field: FieldInfo) -> str:
 
 
 def _limits(field: FieldInfo) -> Iterator[tuple[str, float]]:
+    """Yield (sign, bound) for each bound of a field."""
     for constraint in field.metadata:
         for name in _SIGNS:
             value = getattr(constraint, name, None)
@@ -191,4 +192,5 @@ def _limits(field: FieldInfo) -> Iterator[tuple[str, float]]:
 
 
 def _flat(field: FieldInfo) -> str:
+    """Return the text of a field without line breaks."""
     return " ".join((field.description or "").split())

@@ -123,8 +123,8 @@ class HostPlan:
         if role is None:
             return self.parts
         share = self.workers if role == "rollout" else 1
-        mine = [part for part in self.parts if part.holder == role]
-        return tuple(replace(part, size=part.size // share) for part in mine)
+        own_parts = [part for part in self.parts if part.holder == role]
+        return tuple(replace(part, size=part.size // share) for part in own_parts)
 
 
 def host_plan(

@@ -189,11 +189,12 @@ def _permanent(shape: Shape, setup: TrainerSetup, whole_gradients: int) -> dict[
 def _at_head(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
     """Return the parts after the forward pass, with the distributions of a chunk and the head's gradient."""
     wide = WIDTH[setup.dtype]
-    each = wide * shape.width if setup.recompute else layer_activations(shape, setup.dtype)
+    per_token = wide * shape.width if setup.recompute else layer_activations(shape, setup.dtype)
     last_norm = (4 + 2 * wide) * shape.width
     gathered = wide * (shape.embedding + shape.layer) if _gathers(setup) else 0
     return {
-        "activations": setup.tokens * (shape.layers * each + last_norm + _positions(shape, wide)),
+        "activations": setup.tokens
+        * (shape.layers * per_token + last_norm + _positions(shape, wide)),
         "features": _features(shape, setup, wide),
         "gathered": gathered,
         "head": _scoring(shape, setup, wide),

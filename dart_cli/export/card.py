@@ -194,4 +194,5 @@ def _settings(config: Config) -> Iterator[str]:
 
 
 def _table(rows: Iterator[tuple[str, str]]) -> str:
+    """Return rows as a Markdown table without a header."""
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])

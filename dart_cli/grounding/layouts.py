@@ -217,6 +217,7 @@ def _files(layout: Layout) -> str:
 
 
 def _matches(folder: Path, glob: str) -> list[Path]:
+    """Return the files below a folder that match a glob, sorted."""
     return sorted(path for path in folder.glob(glob) if path.is_file())
 
 
@@ -311,6 +312,7 @@ ValueError."""
 
 
 def _four(numbers: Sequence[float]) -> tuple[float, float, float, float]:
+    """Return four numbers. Raises ValueError for any other count."""
     if len(numbers) != 4:
         raise ValueError(f"must have four numbers, has {len(numbers)}")
     a, b, c, d = numbers
@@ -318,6 +320,7 @@ def _four(numbers: Sequence[float]) -> tuple[float, float, float, float]:
 
 
 def _ordered(x0: float, y0: float, x1: float, y1: float, rule: str) -> Box:
+    """Return a box. Raises ValueError with `rule` if its corners are in the wrong order."""
     if x1 < x0 or y1 < y0:
         raise ValueError(rule)
     return Box(x0, y0, x1, y1)

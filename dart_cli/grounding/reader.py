@@ -115,6 +115,7 @@ class _Reader:
         raise ValueError(f"there is no picture {' or '.join(tried)}")
 
     def _size(self, picture: Picture) -> tuple[int, int]:
+        """Return the size of a picture in pixels. Raises ValueError if it cannot be read."""
         if picture not in self._sizes:
             try:
                 with Image.open(io.BytesIO(picture.read_bytes())) as image:
@@ -204,6 +205,7 @@ def _classes(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _text(row: Mapping[str, Any], key: str) -> str:
+    """Return a text of a row. Raises ValueError if it is missing or empty."""
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{key} must be a text, got {_short(value)}")
@@ -218,6 +220,7 @@ def _label(row: Mapping[str, Any], key: str) -> str:
 
 
 def _numbers(value: Any) -> Sequence[float]:
+    """Return a list of finite numbers. Raises ValueError for anything else."""
     numbers = value if isinstance(value, list) else []
     if not numbers or not all(
         isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
@@ -228,5 +231,6 @@ def _numbers(value: Any) -> Sequence[float]:
 
 
 def _short(value: Any) -> str:
+    """Return a value for a message, in at most 60 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -291,6 +291,7 @@ class VerifiedScorer:
     def _choose(
         self, screenshot: bytes, instruction: str, points: list[Point]
     ) -> tuple[int, list[float]]:
+        """Return the index of the verifier's choice, and the scores that it computed for it."""
         from dart_cli.policy.verifier import first_good
 
         return first_good(self._verify(screenshot, instruction, points), self._threshold)

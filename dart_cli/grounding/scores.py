@@ -162,6 +162,7 @@ def report_tables(title: str, report: Report) -> list[Table]:
 
 
 def _table(title: str, first: str, scores: Sequence[Score]) -> Table:
+    """Return a table of scores, one row for each."""
     numbers = ("hit@1", "95 % interval", "hit@3", "overlap@1", "n")
     table = page_table(title, first, *numbers, right=numbers)
     for row in scores:

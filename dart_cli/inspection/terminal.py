@@ -89,6 +89,7 @@ def _state_text(row: TrajectoryRow) -> str:
 
 
 def _pool_table(place: str, subjects: Sequence[Subject]) -> Table:
+    """Return a table of members of the pool."""
     return table_of(
         f"pool of {place}",
         [subject.pool for subject in subjects if subject.pool is not None],
@@ -206,6 +207,7 @@ def print_counts(
 
 
 def _state_table(title: str, rows: Sequence[StateCount], *, steps: bool = False) -> Table:
+    """Return a table of counts by state and reason, on request with steps."""
     columns: dict[str, Callable[[StateCount], str]] = {
         "state": lambda row: row.state,
         "reason": lambda row: row.reason or "-",
@@ -247,6 +249,7 @@ def _task_table(place: str, counts: RunCounts) -> Table:
 
 
 def _number_list(numbers: Mapping[str, int]) -> str:
+    """Return numbers with their names, e.g. `3 oracle, 5 run`; a dash if there are none."""
     return ", ".join(f"{number} {name}" for name, number in sorted(numbers.items())) or "-"
 
 

@@ -138,9 +138,9 @@ def _outcome_events(reader: Reader, row: TrajectoryRow, group: GroupRow) -> Iter
         outcomes = [member.outcome for member in members]
         numbers = {outcome: outcomes.count(outcome) for outcome in ("pass", "fail", "invalid")}
         counts = ", ".join(f"{number} {outcome}" for outcome, number in numbers.items() if number)
-        fate = f"dropped ({group.reason})" if group.state == "dropped" else "ready for a batch"
+        result = f"dropped ({group.reason})" if group.state == "dropped" else "ready for a batch"
         yield Event(
-            f"its group {group.id} is over: {counts or 'no verdict'}; {fate}", group.closed_at
+            f"its group {group.id} is over: {counts or 'no verdict'}; {result}", group.closed_at
         )
     if group.pool_member is not None:
         yield Event(
@@ -288,10 +288,10 @@ def _replay_events(reader: Reader, batch_id: int) -> Iterator[Event]:
     refusals = [decision for decision in reader.decisions(subject) if not decision.used]
     skipped = {refusal.batch_id for refusal in refusals}
     for batch in reader.replays(batch_id):
-        fate = f"is trained{_new_weights(batch)}" if batch.state == "trained" else "is served"
-        fate = "the trainer skipped" if batch.id in skipped else fate
+        result = f"is trained{_new_weights(batch)}" if batch.state == "trained" else "is served"
+        result = "the trainer skipped" if batch.id in skipped else result
         yield Event(
-            f"{subject} is replayed (use {batch.reuse + 1}) as batch {batch.id}, which {fate}",
+            f"{subject} is replayed (use {batch.reuse + 1}) as batch {batch.id}, which {result}",
             batch.trained_at or batch.formed_at,
         )
     for refusal in refusals:

@@ -315,6 +315,7 @@ class Player:
         return self.budget.left_s > max(0.0, update_s - worked_s) + 3 * start_s + ENDING_S
 
     def _has_checkpoint(self) -> bool:
+        """Return True if the run has a checkpoint."""
         return any((self.config.run.dir / "checkpoints").glob("c[0-9]*"))
 
     def _kill_trainer(self) -> bool:
@@ -367,6 +368,7 @@ class Player:
         self._prove(EVALUATION)
 
     def _run_command(self, name: str, command: Sequence[str]) -> None:
+        """Run one command of `dart` to its end. Raises PartError if it fails."""
         asyncio.run(self._supervised({name: command}, asyncio.Event()))
 
     async def _supervised(self, commands: Mapping[str, Sequence[str]], stop: asyncio.Event) -> None:

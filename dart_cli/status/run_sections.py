@@ -202,6 +202,7 @@ def _is_partial(snapshot: Snapshot) -> bool:
 
 
 def _name_value_table(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+    """Return a table of (name, value) rows, without a header."""
     table = page_table(title, "name", "value", right=("value",))
     table.show_header, table.box, table.columns[0].style = False, None, "bright_black"
     for row in rows:
@@ -296,5 +297,6 @@ def task_results(
 
 
 def _invalid(task: TaskView) -> str:
+    """Return the number of invalid trajectories, with their share from 1 % on."""
     share = task.invalid_share or 0.0
     return f"{task.invalid} ({share:.0%})" if share >= 0.01 else str(task.invalid)

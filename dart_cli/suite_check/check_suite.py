@@ -332,10 +332,12 @@ def _number(number: int, what: str) -> str:
 
 
 def _count(number: int) -> str:
+    """Return a number; a dash for 0."""
     return str(number) if number else "-"
 
 
 def _share(counts: tuple[int, int] | None) -> str:
+    """Return (passed, played) as text: `3/5`; a dash if nothing was played."""
     return "-" if counts is None or not counts[1] else f"{counts[0]}/{counts[1]}"
 
 

@@ -140,9 +140,9 @@ def batch_loss(
         row, at = batch.pads.to(device).unbind(1)
         queries = states[row, at]
         for image in dict.fromkeys(batch.pointed_images):
-            mine = [i for i, index in enumerate(batch.pointed_images) if index == image]
-            target = torch.stack([batch.targets[i] for i in mine]).to(device)
-            logits = head.logits(queries[mine], head.keys(features.embeds[image]))
+            pointers = [i for i, index in enumerate(batch.pointed_images) if index == image]
+            target = torch.stack([batch.targets[i] for i in pointers]).to(device)
+            logits = head.logits(queries[pointers], head.keys(features.embeds[image]))
             kl, outside = pointing_kl(logits, target), mass_outside(logits, target)
             loss = kl + outside if settings.target == "v2p" else kl
             parts.append(loss.sum() / counts[1])

@@ -221,6 +221,7 @@ class _StageRun:
         return metrics["loss"]
 
     def _print_length(self, title: str) -> None:
+        """Print how long this stage and the later ones take."""
         updates = sum(budget.updates for budget in self._budgets) - self._updates + 1
         print_length(title, updates, self._pace.update_s, self._left_s(), self._tune.max_minutes)
 
@@ -232,6 +233,7 @@ class _StageRun:
         return self._budgets[0].share(self._updates, self._seconds())
 
     def _left_s(self) -> float:
+        """Return the seconds that this stage and the later ones still take."""
         return seconds_left(self._budgets, self._updates, self._seconds(), self._pace.update_s)
 
     def _progress(self) -> Progress:
@@ -241,6 +243,7 @@ class _StageRun:
         )
 
     def _save(self) -> None:
+        """Save the state, so that a second start continues here."""
         self._training_folder.save(self._progress(), self._trainer.state())
 
 

@@ -171,6 +171,7 @@ class Trainer:
         return {**metrics, "grad_norm": norm.item(), "lr": lr}
 
     def _precision(self) -> AbstractContextManager[Any]:
+        """Return the context in which products are computed in the dtype `compute`."""
         if self._compute == torch.float32:
             return nullcontext()
         return torch.autocast(self._policy.device.type, self._compute)

@@ -190,6 +190,7 @@ class Order:
         ]
 
     def _shuffled(self, epoch: int) -> list[int]:
+        """Return all examples in the order of an epoch, group by group."""
         rng = Random(f"{self._seed}/{epoch}")  # noqa: S311 - repeatable on purpose
         names = list(self._members)
         rng.shuffle(names)

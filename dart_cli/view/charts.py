@@ -246,6 +246,7 @@ def _padded(low: float, high: float) -> Interval:
 
 
 def _line(area: _PlotArea, series: Series) -> Markup:
+    """Return the path of a line."""
     places = "L".join(f"{area.x(place)} {area.y(value)}" for place, value in series.points)
     return Markup('<path class="{}" d="M{}"><title>{}</title></path>').format(
         series.kind, places, series.name
@@ -261,6 +262,7 @@ def _dots(area: _PlotArea, lines: Sequence[Series]) -> Iterator[Markup]:
 
 
 def _dot(area: _PlotArea, series: Series, place: float, value: float) -> str:
+    """Return a dot on a line."""
     return f'<circle class="{series.kind}" cx="{area.percent(place)}" cy="{area.y(value)}" r="3"/>'
 
 

@@ -318,6 +318,7 @@ def anchor_of(screen: str, place: str) -> str:
 
 
 def _rectangle(element: Element, kind: str, title: str) -> Markup:
+    """Return a rectangle around an element, with a title."""
     left, top, right, bottom = element.box
     return Markup(
         '<rect class="{}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>'

@@ -31,6 +31,7 @@ def read_by_tune(config: Config) -> Config:
 
 
 def _by_baseline(config: Config) -> bool:
+    """Return True if trajectories are compared with running baselines."""
     return config.data.advantage in BY_BASELINE
 
 
@@ -135,6 +136,7 @@ EVAL = Table(
 
 
 def _points(config: Config) -> bool:
+    """Return True if the policy points with a pointer head."""
     return config.policy.pointing == "pointer"
 
 

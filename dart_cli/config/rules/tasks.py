@@ -67,6 +67,7 @@ ENV = Table(
 
 
 def _one_line(error: BaseException) -> str:
+    """Return an error with its class in one line of at most 200 characters."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 200 else f"{text[:197]}..."
 
