@@ -99,7 +99,9 @@ def is_under_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def divide_gpus(config: Config, gpus: int | None) -> tuple[list[int], list[int]]:
-    """Divide `gpus` GPUs: return the numbers of the trainer's and of the rollout workers'; empty means all.
+    """Return the numbers of the GPUs that the trainer and the rollout workers use; empty means all.
+
+    `gpus` is the number of GPUs that can be used here; None if only torch can tell.
 
     GPUs that [up] names stay as they are. A side without named GPUs gets GPUs that the other side does not
     have, if there are enough for each process to have its own: the trainer the first ones, the rollout

@@ -71,7 +71,7 @@ class Screens(NamedTuple):
 
 
 def model_folder(path: str | Path) -> Path:
-    """Return the folder that a `model.path` names; it need not exist. A name in BUILTIN has its own folder.
+    """Return the folder that a `model.path` names; it need not exist. A name in BUILTIN is a folder of dart.
 
     `~name` stays unchanged if this host has no such user.
     """
@@ -238,7 +238,7 @@ def screens(folder: Path) -> Screens:
 
 
 def screens_from(settings: Mapping[str, Any], folder: Path) -> Screens:
-    """Return the sizes in a preprocessor's settings. Raises a ModelError that names `folder` if unusable."""
+    """Return the sizes in a preprocessor's settings. Raises ModelError, with `folder` in its text."""
     size = settings.get("size") or {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
     if not isinstance(size, dict):
         raise ModelError(
@@ -305,7 +305,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _has_template(folder: Path) -> bool:
-    """Return True if one of the three files in which a chat template may be has one."""
+    """Return True if a folder has a chat template, in one of the three files that may have one."""
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").stat().st_size > 0
     own = "tokenizer_config.json"

@@ -36,7 +36,7 @@ def training_tasks(config: Config) -> list[Task]:
 
 
 def trained_tasks(config: Config, only: Sequence[str] = ()) -> list[Task]:
-    """Return the training tasks that an evaluation plays, on held-out seeds; `only` limits them to some.
+    """Return the training tasks that an evaluation plays, on held-out seeds; `only` replaces eval.tasks.
 
     Raises TaskError for an unknown task.
     """
@@ -48,7 +48,7 @@ def trained_tasks(config: Config, only: Sequence[str] = ()) -> list[Task]:
 
 
 def composed_tasks(config: Config, only: Sequence[str] = ()) -> list[Task]:
-    """Return the tasks that an evaluation plays and no run trains on; `only` limits them to some.
+    """Return the held-out tasks that an evaluation plays; `only` replaces eval.compositions.
 
     Raises TaskError for an unknown task.
     """

@@ -78,7 +78,7 @@ class TextScorer:
         self._candidates = candidates
 
     async def answer(self, item: Item) -> Answer:
-        """See Scorer."""
+        """Return the greedy candidate, then the sampled ones. Raises EngineError if there is no answer."""
         screenshot = await asyncio.to_thread(item.image.read_bytes)
         try:
             coordinates = self._coordinate_map_of(*item.size)
@@ -125,7 +125,7 @@ class PointerScorer:
         self._candidates = candidates
 
     async def answer(self, item: Item) -> Answer:
-        """See Scorer."""
+        """Return the candidates of the pointer, best first. Raises EngineError if there is no answer."""
         pointer_map, click = await self.point_at(item)
         points, scores = candidates_of(pointer_map, item.size, self._candidates)
         return Answer(id=item.id, points=[click, *points[1:]], scores=scores)
@@ -266,14 +266,14 @@ class VerifiedScorer:
         verify: Callable[[bytes, str, list[Point]], Iterator[float]],
         threshold: float,
     ) -> None:
-        """`verify` yields the scores of places on an encoded screenshot; it computes them one by one."""
+        """Make a scorer. `verify` yields the scores of places on an encoded screenshot, one by one."""
         self._scorer = scorer
         self._verify = verify
         self._threshold = threshold
         self._lock = asyncio.Lock()  # one thread at a time may use the verifier
 
     async def answer(self, item: Item) -> Answer:
-        """See Scorer."""
+        """Return the other scorer's answer with the verifier's choice first. Raises EngineError."""
         answer = await self._scorer.answer(item)
         points = [point for point in answer.points if point is not None]
         if len(points) < 2 or len(points) < len(answer.points):

@@ -5,7 +5,7 @@ Point           success at some versions, with its episodes and its 95 % interva
 by_task         task -> its points, joined with their neighbours until each has enough episodes
 over_tasks      the mean over tasks at each version at which at least half of the tasks have a point
 ends            the mean over tasks in the first fifth of the versions, and in the last fifth
-recent          success of one task over its newest buckets; recent_by_task, of each task
+recent          success of one task over its newest buckets; recent_by_task returns it for each task
 Series          a line of a chart
 success_lines   the lines of a run's success
 """

@@ -176,7 +176,7 @@ class TrajectoryDetails:
 
 
 def read_trajectory(reader: Reader, subject: Subject) -> TrajectoryDetails:
-    """Return all of one trajectory but its images."""
+    """Read everything about one trajectory except its images."""
     uses: dict[int, list[SampleRow]] = {}
     for row in reader.sample_rows(subject.id):
         uses.setdefault(row.step, []).append(row)

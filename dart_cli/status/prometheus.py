@@ -59,7 +59,7 @@ class _SnapshotCollector:
     """A collector that a prometheus_client registry calls at each scrape."""
 
     def __init__(self, family: Callable[..., Any]) -> None:
-        """`family` is prometheus_client's GaugeMetricFamily."""
+        """Make a collector without a snapshot. `family` is prometheus_client's GaugeMetricFamily."""
         self.snapshot: Snapshot | None = None
         self._family = family
 

@@ -86,7 +86,7 @@ def report_on_task(
 ) -> TaskReport:
     """Return the report of a task from its episodes.
 
-    `planned` is the number of planned episodes; None means these.
+    `planned` is the number of episodes that were planned; None if all of them were played.
     """
     resets = [episode.reset_s for episode in episodes if episode.reset_s is not None]
     steps = [seconds for episode in episodes for seconds in episode.step_s]

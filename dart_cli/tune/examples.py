@@ -41,7 +41,7 @@ class Example:
 
 
 class Answers(Protocol):
-    """The answers that the model learns."""
+    """An interface: answers that the model learns."""
 
     def of(self, item: Item) -> tuple[list[int], Shares | None]:
         """Return the token ids of an answer [A], and the box of their pointer.
@@ -74,7 +74,7 @@ class TextAnswers:
         return make_coordinate_map(config.coordinates, *item.size, self._policy.images.screens)
 
     def of(self, item: Item) -> tuple[list[int], Shares | None]:
-        """See Answers."""
+        """Return the token ids of an answer [A], and no box. Raises ActionError if there is none."""
         return self._policy.encode_completion(self.text(item)), None
 
 
@@ -89,7 +89,10 @@ class PointerAnswers:
         self._texts = TextAnswers(policy, config, answers)
 
     def of(self, item: Item) -> tuple[list[int], Shares | None]:
-        """See Answers."""
+        """Return the token ids of an answer [A], and the box of its pointer, in shares of the screen.
+
+        Raises ActionError if the text does not have exactly one point.
+        """
         text = self._texts.text(item)
         read = self._points.read(text)
         if len(read.points) != 1:
@@ -110,7 +113,7 @@ class TruthAnswers:
         self._tokens = {True: true, False: false}
 
     def of(self, item: Item) -> tuple[list[int], Shares | None]:
-        """See Answers."""
+        """Return the token ids of True or False [A], and no box."""
         return self._tokens[item.region is not None], None
 
 

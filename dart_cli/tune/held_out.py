@@ -207,7 +207,10 @@ class HeldOutMeter:
         batch: int,
         places: PlaceItems | None,
     ) -> None:
-        """`rows` are held out; a forward pass has `batch` of them. Without `places`, answers are compared."""
+        """Make a meter for the held-out `rows`, `batch` of them in a forward pass.
+
+        With `places`, hits are counted; without, answers that equal the recorded ones.
+        """
         self._config = config
         self._policy = policy
         self._training_set = training_set

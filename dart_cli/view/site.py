@@ -61,7 +61,7 @@ class Site:
         root: str = "",
         sections: tuple[str, ...] = ("tasks", "groups", "trajectories", "evaluations"),
     ) -> None:
-        """`root` is the path of the pages; every page links to the `sections`."""
+        """Make the pages below the path `root`; every page links to the `sections`."""
         self.name = run_dir.resolve().name
         self.root = root
         self.sections = sections
@@ -103,7 +103,7 @@ class File(Site):
     exported = True
 
     def __init__(self, run_dir: Path, images: Callable[[Iterable[str]], dict[str, bytes]]) -> None:
-        """`images` returns encoded images by content hash."""
+        """Make a file for a run. `images` returns encoded images by content hash."""
         super().__init__(run_dir)
         digest = base64.b64encode(hashlib.sha256(stylesheet().encode()).digest()).decode()
         # Only the style and the images of this file are allowed.
