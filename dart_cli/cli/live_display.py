@@ -39,7 +39,7 @@ class LiveDisplay:
         self._notices: deque[str] = deque(maxlen=_NOTICES)
         self._snapshot: Snapshot | None = None
         self._live: Live | None = None
-        self._stalls: dict[tuple[str, str], str] = {}  # that were reported: (kind, who) -> text
+        self._stalls: dict[tuple[str, str], str] = {}  # the reported ones: (kind, who) -> text
 
     @property
     def is_over(self) -> bool:
@@ -84,6 +84,7 @@ class LiveDisplay:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _watch(self, config: Config) -> None:
+        """Show a new snapshot at intervals, until it is cancelled; report stalls."""
         async with Watcher(config) as watcher:
             while True:
                 try:
@@ -103,7 +104,7 @@ class LiveDisplay:
     def report_stalls(self, snapshot: Snapshot) -> None:
         """Report each stall once when it begins and once when it is over.
 
-        The page shows the present ones in full.
+        The page itself shows the present stalls in full.
         """
         stalls = {} if snapshot.stopping else {(s.kind, s.who): s.text for s in snapshot.stalls}
         for key in stalls.keys() - self._stalls.keys():
@@ -120,6 +121,7 @@ class LiveDisplay:
             self._line(text)
 
     def _page(self) -> RenderableType:
+        """Return the live page: the newest snapshot, and the notices below it."""
         notices = [Text(text, "bright_black") for text in self._notices]
         if self._snapshot is None:
             return Group(*notices)

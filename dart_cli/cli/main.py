@@ -56,7 +56,7 @@ COLLECT_EVERY = 20_000
 """Allocations after which Python collects garbage. With its default of 700, the collector takes a sixth of
 the time in which torch and transformers load."""
 
-_UsageError: Any = typer.BadParameter.__base__  # typer has click's of its own, or click itself
+_UsageError: Any = typer.BadParameter.__base__  # of click, which typer imports or has a copy of
 
 
 @contextmanager
@@ -119,9 +119,8 @@ app = typer.Typer(
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line.
 
-    An error is printed as one line on stderr and ends with the exit code of its class.
-
-    A path that the system refuses counts as a mistake of the user, wherever it occurs. Running out of memory
+    An error is printed as one line on stderr, and the process ends with the exit code of its class. A path
+    that the system refuses counts as a mistake of the user, wherever it occurs. Running out of memory
     while a model computes is one line, too.
     """
     take_streams()
@@ -348,6 +347,7 @@ def up(
 
 
 def _demands(config: Config) -> str:
+    """Return the resources that the run needs of a Ray cluster, in words."""
     from dart_cli.cluster.demands import summary
 
     return summary(config)

@@ -1,11 +1,11 @@
 """Arguments and options that several commands have, and how they read a configuration.
 
-ConfigPath, RunTarget, Force, Rehearse, RehearseMinutes, WorkerOption   types of arguments and options
+ConfigPath, RunTarget, Force, SmokeTest, SmokeTestMinutes, WorkerOption   types of arguments and options
 ProcessOrTool  a command that starts a process of the run, and has tools as subcommands
 load_checked   reads a configuration file and checks it for a role
 config_of      reads the configuration of a file or a run directory
 refuse_other   raises the error where a run cannot continue with a configuration
-refuse_beside  raises the error for options that mean nothing beside another
+refuse_beside  raises the error for options that have no effect together with another
 print_dry_run  prints what `--dry-run` shows
 """
 
@@ -93,7 +93,7 @@ class ProcessOrTool(typer.core.TyperGroup):
 
 
 def refuse_beside(option: str, others: Mapping[str, object]) -> None:
-    """Raise ConfigError if one of the other options is set, which mean nothing beside `option`."""
+    """Raise ConfigError if one of `others` is set: options that have no effect together with `option`."""
     if names := [name for name, value in others.items() if value]:
         from bus.errors import ConfigError
 
@@ -101,9 +101,9 @@ def refuse_beside(option: str, others: Mapping[str, object]) -> None:
 
 
 def load_checked(path: Path, overrides: list[str] | None, role: Role | None) -> Config:
-    """Return the configuration in a file.
+    """Return the configuration in a file with its overrides.
 
-    Raises ConfigError unless it is valid for `role` (None: for `dart up`).
+    Raises ConfigError unless it is valid for `role`; None stands for all processes of `dart up`.
     """
     from dart_cli.config.load import Source, load_config
     from dart_cli.config.rules.check import check_config
@@ -171,7 +171,7 @@ def print_dry_run(
 def config_of(target: Path, overrides: list[str] | None = None) -> Config:
     """Return the configuration in a file, or the one with which a run directory was started.
 
-    Raises UserError.
+    Raises UserError if there is none or it is invalid, and for overrides of a run directory.
     """
     from dart_cli.config.load import load_config, refuse_overrides
     from dart_cli.runtime.run_dir import read_run, refuse_missing

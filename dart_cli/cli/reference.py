@@ -61,6 +61,7 @@ def _unwrapped(text: str) -> list[str]:
 
 
 def _options(context: typer.Context) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the tables of a command: "argument" or "option", with rows of (name, help text)."""
     arguments: list[tuple[str, str]] = []
     options: list[tuple[str, str]] = []
     for parameter in context.command.get_params(context):
@@ -72,7 +73,7 @@ def _options(context: typer.Context) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def write_pages(docs: Path) -> None:
-    """Write docs/cli.md, docs/config.md and docs/your-words.md, and the table in another page."""
+    """Write docs/cli.md, docs/config.md, docs/your-words.md and the actions in docs/environments/index.md."""
     (docs / "cli.md").write_text(cli_reference(), encoding="utf-8")
     (docs / "config.md").write_text(config_reference(), encoding="utf-8")
     (docs / "your-words.md").write_text(words_page(), encoding="utf-8")

@@ -2,8 +2,8 @@
 
     run_up         evaluates, trains, evaluates and reports; what an earlier start finished is not done again
     refuse_second  raises the error where a process of the run lives already
-    set_aside      moves an older run directory out of the way (`--fresh`)
-    finished_by    the bound of the run that an earlier start reached
+    set_aside      renames an older run directory, so that the run begins anew (`--fresh`)
+    finished_by    which limit of the run an earlier start reached, in words
 
 The processes are children (runtime/supervisor.py), started by the same commands that a user would type, on
 this host or on the nodes of a Ray cluster (cluster/). `RUN/logs/up.log` has the output of all of them;
@@ -60,12 +60,12 @@ logger = logging.getLogger(__name__)
 
 
 INTERRUPTED = 130
-_WEIGHT_SET = "v[0-9]*/manifest.json"  # a version in a folder of them
+_WEIGHT_SET = "v[0-9]*/manifest.json"  # matches the versions in a folder of weight sets
 
 
 @dataclass(frozen=True)
-class _Whereabouts:
-    """Where the processes of the run are started, and how."""
+class _Launch:
+    """How the processes of the run are started: with which command lines, and on which hosts."""
 
     config: Config
     arguments: Sequence[str]
@@ -88,12 +88,12 @@ def run_up(
     there is none.
 
     Raises RunDirectoryError if the run is live already, and ConfigError or ModelError if it cannot continue
-    with this configuration or has no room on its disk. Raises ChildError if one of its processes could not be
+    with this configuration or its disk is too full. Raises ChildError if one of its processes could not be
     kept alive, or, after the report, if the run was ended for train.attention_minutes.
     """
     began = time.monotonic()
     keep_going()
-    end_with_parent()  # if a benchmark started it
+    end_with_parent()  # the parent may be a benchmark
     if ray:
         from dart_cli.cluster.connection import refuse_unreachable
 
@@ -199,23 +199,23 @@ def _cluster(config: Config, address: str) -> Iterator[Cluster | None]:
 
 
 @contextlib.asynccontextmanager
-async def _whereabouts(
+async def _launch(
     config: Config,
     path: Path,
     overrides: Sequence[str],
     cluster: Cluster | None,
     notice: Callable[[str], None],
     stop: asyncio.Event,
-) -> AsyncIterator[_Whereabouts]:
+) -> AsyncIterator[_Launch]:
     """Yield how processes are started: on this host, or on the nodes of the cluster if there is one."""
     if cluster is None:
         arguments = [str(path), *(part for override in overrides for part in ("--set", override))]
-        yield _Whereabouts(config, arguments, start_here, lambda: None)
+        yield _Launch(config, arguments, start_here, lambda: None)
         return
     from dart_cli.cluster.cluster_run import run_on_cluster
 
     async with run_on_cluster(cluster, config, path, overrides, notice=notice, stop=stop) as run:
-        yield _Whereabouts(run.config, run.arguments, run.start, run.kill)
+        yield _Launch(run.config, run.arguments, run.start, run.kill)
 
 
 async def _bring_to_end(
@@ -224,7 +224,7 @@ async def _bring_to_end(
     """Evaluate, train and evaluate again. Return False if a signal stopped the run."""
     stop = asyncio.Event()
     display = LiveDisplay()
-    killable: list[Supervisor | _Whereabouts] = []
+    killable: list[Supervisor | _Launch] = []
 
     def on_signal(what: str) -> None:
         if stop.is_set():
@@ -253,7 +253,7 @@ async def _bring_to_end(
             restarts=restarts,
             log_file=log_dir(config.run.dir) / "up.log",
             notice=display.notice,
-            start=there.start,
+            start=launch.start,
             progress={"train": checkpoints},
             on_kill=partial(leave_signal, config.run.dir),
             is_over=lambda: display.is_over,
@@ -263,22 +263,22 @@ async def _bring_to_end(
 
     async def evaluate(name: str, *options: str) -> None:
         display.notice(f"evaluating {name} the run: {_episodes_text(config)}, sampled and greedy")
-        command = ["eval", *there.arguments, "--json", "--keep-as", name, *options]
+        command = ["eval", *launch.arguments, "--json", "--keep-as", name, *options]
         await run({"eval": command}, ["eval"], 0)
 
     async with (
         display.live_page(),
-        _whereabouts(config, path, overrides, cluster, display.notice, stop) as there,
+        _launch(config, path, overrides, cluster, display.notice, stop) as launch,
     ):
-        killable.append(there)
+        killable.append(launch)
         around = config.eval.around
         if around and _valid_evaluation(config, BEFORE) is None and not stop.is_set():
             await evaluate(BEFORE, "--model", config.model.path, "--mode", "all")
         if reached := finished_by(config):
             display.notice(f"{reached}; --fresh begins anew")
         elif not stop.is_set():
-            async with display.watching(there.config):
-                commands = commands_of(config, there.arguments)
+            async with display.watching(launch.config):
+                commands = commands_of(config, launch.arguments)
                 await run(commands, ["data", "train"], RESTARTS)
             if line := _stop_at_line(config):
                 display.notice(line)
@@ -295,7 +295,7 @@ def _episodes_text(config: Config) -> str:
 
 
 def finished_by(config: Config) -> str:
-    """Return which bound of the run an earlier start reached, in words; empty if none."""
+    """Return which limit of the run an earlier start reached, in words; empty if it reached none."""
     train = config.train
     if line := _stop_at_line(config):
         return f"{line}; train.stop_at = 0 goes on"

@@ -206,6 +206,7 @@ async def play_quotas(
 
 
 def _trajectory(episode: PlayedEpisode, source: PoolSource) -> Trajectory:
+    """Return a played episode as a trajectory of the pool."""
     lease, end = episode.lease, episode.end
     return Trajectory(
         id=lease.trajectory_id,
@@ -326,6 +327,7 @@ def _into_pool(config: Config) -> Iterator[tuple[set[tuple[str, str, int]], Keep
 
 
 def _key(row: PoolRow) -> tuple[str, str, int]:
+    """Return the source, task and seed of a member of the pool."""
     return row.source, row.task_id, row.task_seed
 
 
@@ -373,6 +375,7 @@ def _print_table(
     *,
     is_stopped: bool = False,
 ) -> None:
+    """Print the counts of each task as a table, or as one line of JSON."""
     if as_json:
         result = summary(config, quotas, out) | {"stopped": is_stopped}
         sys.stdout.write(f"{json.dumps(result)}\n")

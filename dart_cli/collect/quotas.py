@@ -42,7 +42,7 @@ class Quota:
 
     @property
     def missing(self) -> int:
-        """Number of successes that are missing."""
+        """Number of successes that the quota still lacks."""
         return max(0, self.options.per_task - self.successes)
 
     @property
@@ -91,6 +91,7 @@ class Quota:
         return TRIES[self.options.player] * self.options.per_task
 
     def _seed(self, number: int) -> int:
+        """Return the training seed of the `number`-th instance of the task."""
         return task_seed(self.run_seed, self.task.id, number, self.seeds)
 
 

@@ -19,7 +19,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 4)."""
 
 ADAPTER_TENSORS = "adapter_model.safetensors"
-"""The file of a folder of adapters that has their weights."""
+"""The file, in a folder of adapters, that has their weights."""
 _PLAIN = {
     "peft_type": "LORA",
     "use_rslora": False,

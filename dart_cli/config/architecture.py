@@ -106,7 +106,7 @@ class Sizes:
         return value
 
     def ratio(self, key: str) -> float:
-        """Return a quotient of two sizes. Raises ModelError if it is not a number in range."""
+        """Return a ratio of two sizes, e.g. `mlp_ratio`. Raises ModelError unless it is in (0, MOST]."""
         value = self._values[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST:
             raise ModelError(f"{key} must be a number up to {MOST}, got {str(value)[:40]!r}")
@@ -174,7 +174,9 @@ class Shape:
     vision_whole: int  # blocks whose attention sees the whole screen, not a window of it
     merge: int  # patches that become one token
     patch_values: int  # numbers of a patch
-    deepstack: int  # layers that get features of their own beside the first
+    deepstack: (
+        int  # vision blocks whose features are also added to later layers of the language model
+    )
 
     @property
     def parameters(self) -> int:
@@ -192,7 +194,7 @@ class Shape:
         return 2 * self.layers * self.keys
 
     def adapters(self, rank: int) -> int:
-        """Return the size of adapters: rank x (inputs + outputs) of each linear layer that has some."""
+        """Return the number of parameters of adapters: rank x (inputs + outputs) of each linear layer."""
         attention = 2 * (self.width + self.queries) + 2 * (self.width + self.keys)
         return rank * self.layers * (attention + 3 * (self.width + self.mlp))
 
@@ -269,7 +271,8 @@ def _vision(kind: str, size: Sizes, out: int) -> dict[str, int]:
 # --- the pointer head: a folder has one where its config.json has ID_KEYS, the keys of GUI-Actor's release
 
 TOKENS = ("<|pointer_start|>", "<|pointer_pad|>", "<|pointer_end|>")
-"""The model samples start; pad and end follow it. The hidden state of pad points."""
+"""The model samples the start token, and the other two follow it. The hidden state of the pad token is what
+the head points with."""
 
 ID_KEYS = ("pointer_start_token_id", "pointer_pad_token_id", "pointer_end_token_id")
 """Keys of config.json, in the order of TOKENS."""

@@ -26,18 +26,20 @@ from dart_cli.config.schema import MODEL_ENGINES, Config
 from envs.contract.own_code import load_own
 
 if TYPE_CHECKING:
-    from bus.messages import Role  # a type alone: the messages take as long as all of this
+    # Only types need it, and importing the messages takes as long as all other imports together.
+    from bus.messages import Role
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The variable that lists the GPUs that a process may use. The numbers of [up] are then places in its
 list."""
 
 NO_GPU = "no GPU is visible"
-"""A part of the text of each error that follows from it; `dart doctor` reports it once for all of them."""
+"""The words in every error whose cause is a missing GPU. `dart doctor` finds such errors by these words and
+reports the cause once."""
 
 
 def listed_gpus(environment: Mapping[str, str] = os.environ) -> list[str] | None:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, by its names for them; None where it is not set.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, as it names them; None where it is not set.
 
     The list is read as CUDA and torch read it: it ends before the first entry that is no GPU, and it is empty
     if a GPU is listed twice. UUIDs (`GPU-...`, `MIG-...`) may be abbreviated; whether they exist is not
@@ -97,7 +99,9 @@ def is_under_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def divide_gpus(config: Config, gpus: int | None) -> tuple[list[int], list[int]]:
-    """Return the numbers of the GPUs of the trainer and of the rollout workers, of `gpus`; empty means all.
+    """Return the numbers of the GPUs that the trainer and the rollout workers use; empty means all.
+
+    `gpus` is the number of GPUs that can be used here; None if only torch can tell.
 
     GPUs that [up] names stay as they are. A side without named GPUs gets GPUs that the other side does not
     have, if there are enough for each process to have its own: the trainer the first ones, the rollout
@@ -170,29 +174,29 @@ def gpus_of(
     if names is not None and len(names) == gpus_used:
         return ""
     train, rollout = divide_gpus(config, gpus_here(environment))
-    mine = train if role == "train" else _share(config, rollout, worker)
-    if problem := gpus_problem(mine, environment):
+    own_gpus = train if role == "train" else _share(config, rollout, worker)
+    if problem := gpus_problem(own_gpus, environment):
         alone = f"for {worker} alone it may list just {gpus_used}"
         if names is None:
             alone = f"or start it with {VISIBLE} set to its own"
-        raise ConfigError(f"up.{role}_gpus = {list(mine)} for {worker} {problem}; {alone}")
-    return ",".join(gpu_names(mine, environment))
+        raise ConfigError(f"up.{role}_gpus = {list(own_gpus)} for {worker} {problem}; {alone}")
+    return ",".join(gpu_names(own_gpus, environment))
 
 
 def _share(config: Config, rollout: Sequence[int], worker: str) -> Sequence[int]:
-    """Return the GPUs of one rollout worker out of all. Raises ConfigError where none are left for it."""
+    """Return the GPUs of one worker out of those in `rollout`. Raises ConfigError where too few are left."""
     per_worker = gpus_per_worker(config)
     number = re.search(r"(\d+)$", worker)
     index = int(number[1]) if number else 0
-    mine = rollout[index * per_worker : (index + 1) * per_worker]
-    if rollout and len(mine) < per_worker:
+    own_gpus = rollout[index * per_worker : (index + 1) * per_worker]
+    if rollout and len(own_gpus) < per_worker:
         listed = config.up.rollout_gpus
         whose = f"up.rollout_gpus = {listed} has" if listed else "beside the trainer's there are"
         raise ConfigError(
             f"{whose} GPUs for {len(rollout) // per_worker} workers of {per_worker}, and {worker} is one more; add its "
             f"GPUs, or start it with {VISIBLE}=N"
         )
-    return mine
+    return own_gpus
 
 
 OwnKey = Literal["rollout.engine", "train.learner"]

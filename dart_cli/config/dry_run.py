@@ -51,6 +51,7 @@ def describe(config: Config, role: Role | None = None) -> list[tuple[str, str]]:
 
 
 def _places(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield lines about the run directory and about how the processes reach each other."""
     state = "continues the run in it" if config.run.dir.exists() else "new"
     yield "run", f"{config.run.dir} ({state}), seed {config.run.seed}"
     if config.bus.transport == "tcp":
@@ -66,6 +67,7 @@ def _places(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _tasks(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield lines about the tasks that are trained on and held out."""
     trained = [task.id for task in training_tasks(config)]
     heldout = [task.id for task in composed_tasks(config)]
     yield "tasks", f"{len(trained)} of {config.env.suite}: {_some(trained)}"
@@ -73,11 +75,13 @@ def _tasks(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _some(names: list[str], limit: int = 6) -> str:
+    """Return the first `limit` names, and how many others there are."""
     more = f", and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more if names else "none"
 
 
 def _model(config: Config) -> str:
+    """Return the model's path, its dtype and, if known, its number of parameters."""
     if config.model.path in BUILTIN:
         return f"{config.model.path}, {config.model.dtype}"
     try:

@@ -53,7 +53,7 @@ def run_endpoints(config: Config) -> Endpoints:
 def run_curve(config: Config) -> CurveKeys | None:
     """Return the run's CURVE keys, one pair, from `curve.json` in `bus.keys`; every host has a copy of it.
 
-    Raises ConfigError if the file is missing, malformed or readable by other users.
+    Return None if `bus.keys` is unset. Raises ConfigError if the file is missing, malformed or readable by other users.
     """
     if config.bus.keys is None:
         return None

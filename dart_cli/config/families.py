@@ -39,7 +39,7 @@ _OWN_TYPES = ("qwen3_5", "qwen3_5_moe", "glm4v_moe")
 none."""
 _CARD = "README.md"
 _CARD_LENGTH = 20_000  # characters of a model card that are read
-_MADE_OF = "the name in its config.json"
+_NAME_IN_CONFIG = "the name in its config.json"
 _LONG = 80  # characters; a longer value is shortened in a message
 
 
@@ -49,9 +49,7 @@ class Family:
 
     title: str  # names of its checkpoints
     model_types: tuple[str, ...]
-    name_pattern: (
-        str  # matches the names of its checkpoints; "" where a folder cannot show the family
-    )
+    name_pattern: str  # matches its checkpoints' names; "" where a folder cannot show the family
     action_parser: str
     coordinates: str
     history_images: int
@@ -69,11 +67,12 @@ class Family:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether dart loads its class. Otherwise the family is only an action parser and a prompt."""
+        """Whether dart loads models of this family. Otherwise it only has their action parser and prompt."""
         return any(kind in MODEL_TYPES for kind in self.model_types)
 
 
 def _families() -> Mapping[str, Family]:
+    """Return the families of families.toml, by name."""
     tree = tomllib.loads((Path(__file__).parent / "families.toml").read_text(encoding="utf-8"))
     for fields in tree.values():
         fields["model_types"] = tuple(fields["model_types"])
@@ -119,6 +118,7 @@ def values_of(name: str) -> dict[str, tuple[Any, str]]:
 
 
 def _prompt(file: str) -> str:
+    """Return the text of a file in PROMPTS; for a missing template, the instruction alone."""
     path = PROMPTS / file
     without = "{instruction}" if file.endswith(".template.txt") else ""
     return path.read_bytes().decode() if path.is_file() else without
@@ -158,7 +158,7 @@ def recognise(folder: Path) -> Recognised:
         ]
         # A checkpoint that was tuned from a Qwen model may name both, and in its config.json only its base.
         tuned = [name for name in matches if not name.startswith("qwen")]
-        if not tuned and where != _MADE_OF:
+        if not tuned and where != _NAME_IN_CONFIG:
             tuned = matches
         if len(tuned) == 1:
             return Recognised(tuned[0], f"model_type {kind}, {where}")
@@ -169,6 +169,7 @@ def recognise(folder: Path) -> Recognised:
 
 
 def _screens(folder: Path) -> Screens | None:
+    """Return the sizes of the folder's preprocessor; None if they cannot be read."""
     try:
         return screens(folder)
     except ModelError:
@@ -184,7 +185,7 @@ def _texts(folder: Path, config: Mapping[str, Any]) -> list[tuple[str, str]]:
     title = re.search(r"^# +(.+)$", card, re.MULTILINE)
     return [
         ("the title of its README.md", title[1] if title else ""),
-        (_MADE_OF, str(config.get("_name_or_path", ""))),
+        (_NAME_IN_CONFIG, str(config.get("_name_or_path", ""))),
         ("its folder's name alone", folder.resolve().name),
     ]
 
@@ -228,7 +229,7 @@ def with_family(config: Config) -> Config:
 
 
 def origins(config: Config) -> list[Origin]:
-    """Return the keys of [policy] that families may set, with their values in `config` and their origins."""
+    """Return the value and the origin of each key of [policy] that a family may set."""
     policy = config.policy
     family_values: dict[str, tuple[Any, str]] = {}
     if policy.family in FAMILIES:

@@ -16,7 +16,7 @@ from dart_cli.config.schema import LEAST_RATE, Config
 
 SMALL, LARGE = 0.63e6, 7e9
 """Numbers of parameters of the tiny model, and of the models for which rates are published. A pair of rates
-has one for each."""
+has one rate for each of the two."""
 RUN = (4e-4, LEAST_RATE)
 """Rates of a run: of the models that ship with dart (docs/log.md), and of DART's model (arXiv 2509.23866)."""
 
@@ -35,7 +35,7 @@ def with_rate(config: Config) -> Config:
 def rate_for(parameters: float, rates: tuple[float, float], digits: int = 1) -> float:
     """Interpolate between `rates`, at SMALL and LARGE, on logarithmic scales, and round to `digits` digits.
 
-    Beyond SMALL and LARGE the rate stays that of the nearer end.
+    Smaller models than SMALL have the first rate, and larger ones than LARGE the second.
     """
     slope = log(rates[1] / rates[0]) / log(LARGE / SMALL)
     share = min(max(parameters, SMALL), LARGE) / SMALL

@@ -33,7 +33,7 @@ DEFAULTS = Path("defaults")
 """What an error cites in place of a file where none was named."""
 
 _DEPTH = 50
-"""Largest depth of tables and lists within each other. Only [env.options] needs more than two."""
+"""How deeply tables and lists may be nested. Only [env.options] needs more than two levels."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ def default_config(overrides: list[str] | None = None) -> Config:
 
 
 def _validated(tree: dict[str, Any], source: Source) -> Config:
+    """Return the configuration of a tree, with the source's overrides. Raises ConfigError."""
     for override in source.overrides:
         _apply(override, tree, source.path)
     try:
@@ -101,6 +102,7 @@ def _validated(tree: dict[str, Any], source: Source) -> Config:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file. Raises ConfigError with the fix if it cannot be read."""
     try:
         text = read_text(path)
         tree = tomllib.loads(text)

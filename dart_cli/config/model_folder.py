@@ -5,7 +5,7 @@ model_folder     the folder that a `model.path` names; `resolve` also requires t
 folder_of        the model folder of a configuration; None for a model that ships with dart
 check_folder     raises an error unless the files are there and dart loads the class
 model_problem    why a `model.path` cannot be loaded, and the fix
-is_model_folder  whether a folder is a model folder and no run directory
+is_model_folder  returns True for a model folder, and False for a run directory
 weight_files     the safetensors files of a folder
 preprocessor     the settings of the image processor; `screens` returns its sizes in pixels (Screens)
 chat_template    the template in chat_template.json, for a tokenizer whose files have none
@@ -71,9 +71,9 @@ class Screens(NamedTuple):
 
 
 def model_folder(path: str | Path) -> Path:
-    """Return the folder that a `model.path` names, or in which a model that ships with dart is.
+    """Return the folder that a `model.path` names; it need not exist. A name in BUILTIN is a folder of dart.
 
-    `~name` stays unchanged if this host has no such user; there is no such folder then.
+    `~name` stays unchanged if this host has no such user.
     """
     if str(path) in BUILTIN:
         return BUILTIN[str(path)]
@@ -89,7 +89,7 @@ def folder_of(config: Config) -> Path | None:
 
 
 def resolve(name: str | Path) -> Path:
-    """Return the folder of a configuration's `model`. Raises ModelError if it does not exist."""
+    """Return the folder that a `model.path` names. Raises ModelError if it does not exist."""
     folder = model_folder(name)
     if str(name).startswith("builtin:") and str(name) not in BUILTIN:
         raise ModelError(f"model {name} is unknown; built in are: {', '.join(BUILTIN)}")
@@ -207,7 +207,7 @@ def _refuse_adapters(folder: Path) -> None:
 
 
 def is_model_folder(folder: Path) -> bool:
-    """Return True for a folder that is meant to be a model; a run directory has a config.json, too."""
+    """Return True if a folder has files of a model. A run directory has none."""
     if not folder.is_dir():
         return False
     if any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
@@ -232,13 +232,13 @@ def preprocessor(folder: Path) -> dict[str, Any]:
 def screens(folder: Path) -> Screens:
     """Return the sizes of the folder's preprocessor, as transformers reads them.
 
-    Raises ModelError where the folder has no preprocessor, or that has no usable numbers.
+    Raises ModelError if there is no preprocessor, or if its numbers cannot be used.
     """
     return screens_from(preprocessor(folder), folder)
 
 
 def screens_from(settings: Mapping[str, Any], folder: Path) -> Screens:
-    """Return the sizes in a preprocessor's settings. Raises ModelError, which names `folder`."""
+    """Return the sizes in a preprocessor's settings. Raises ModelError, with `folder` in its text."""
     size = settings.get("size") or {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
     if not isinstance(size, dict):
         raise ModelError(
@@ -271,7 +271,7 @@ def chat_template(folder: Path) -> str | None:
 
 
 def base_name(path: str) -> str:
-    """Return the name of the model at `path` without folders; for a tuned model, that of its base."""
+    """Return the name of the model at `path` without folders; for a tuned model, its base's name."""
     folder = model_folder(path)
     if (folder / TUNED).is_file():
         base = read_json(folder, TUNED).get("base")
@@ -305,6 +305,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _has_template(folder: Path) -> bool:
+    """Return True if a folder has a chat template, in one of the three files that may have one."""
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").stat().st_size > 0
     own = "tokenizer_config.json"

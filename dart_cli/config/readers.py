@@ -4,7 +4,7 @@
     ROWS           all rows; the row of a key is the one with the longest name that fits
     read_by        the processes that read a section, as a sentence for docs/config.md
     Settings       the values with which a process was started, where they are not the defaults
-    is_overridden  whether a --set names a key
+    is_overridden  returns True if a --set names a key
     differences    the keys whose values differ between a process and the data service
 
 Every process of a run has its own command line. It sends its settings to the data service when it joins
@@ -59,7 +59,8 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    # Two processes that can be compared have met already, by any name of the host and any copy of the keys.
+    # Processes that are compared have reached each other already, so they may name the host differently, and
+    # have the keys in other folders.
     Row("bus", PROCESSES, free=PROCESSES),
     Row("run", ("data",)),
     # In a run over tcp, processes that play and rollout workers keep their logs in a folder of their host.
@@ -103,7 +104,7 @@ ROWS = (
         equal="completions would be cut off at two lengths",
     ),
     Row("rollout.deadline_s", (*_PLAY, "rollout")),
-    # GPUs are divided between the trainer and the rollout workers by this key and those of [up].
+    # GPUs are divided between the trainer and the rollout workers by this key and the keys of [up].
     Row("rollout.device", ("rollout", "train")),
     Row("vllm", ("rollout",)),
     Row("vllm.tensor_parallel", ("rollout", "train")),
@@ -133,8 +134,8 @@ ROWS = (
         equal="the data service would count another staleness than there is",
     ),
     Row("weights.concurrent", ("data",)),
-    # These are read by commands that are no process of a run. CUDA_VISIBLE_DEVICES of a shell goes before
-    # [up].
+    # These are read by commands that are no process of a run. Where a shell sets CUDA_VISIBLE_DEVICES, it
+    # counts instead of [up].
     Row("up", ("up", "train", "rollout"), free=PROCESSES),
     Row("eval", ("eval", "up"), free=PROCESSES),
     Row("tune", ("tune",), free=PROCESSES),
@@ -175,6 +176,7 @@ def read_by(section: str) -> str:
 
 
 def _enumerate(readers: tuple[str, ...]) -> str:
+    """Return the commands of readers in a list with "and", as code."""
     *first, last = [f"`dart {reader}`" for reader in readers]
     return f"{', '.join(first)} and {last}" if first else last
 
@@ -196,13 +198,14 @@ def values(config: Config) -> dict[str, Any]:
             if not inner_section(field_info.annotation):
                 by_key[f"{section}.{key}"] = dumped.get(key)
     if "lr" not in config.train.model_fields_set:
-        # It follows the model, whose folder not every host has.
+        # It follows from the model, and some hosts have no model folder.
         by_key["train.lr"] = None
     return by_key
 
 
 @cache
 def _defaults() -> Mapping[str, Any]:
+    """Return the default of every key."""
     return values(Config())
 
 
@@ -230,7 +233,7 @@ class Settings:
         if mine == theirs:
             return True
         if key in _FAMILY and AUTO in (self.value(FAMILY_KEY), other.value(FAMILY_KEY)):
-            return True  # what `auto` stands for can be told only where the model folder is
+            return True  # only a host with the model folder can resolve `auto`
         if key in PATHS:
             if self.host != other.host:
                 return _is_path(mine) or _is_path(theirs)
@@ -238,7 +241,7 @@ class Settings:
         return False
 
     def _whole(self, name: Any) -> Any:
-        """Return a path, or `file.py:Suite`, with an absolute path; other names unchanged."""
+        """Return a path, or the path in `file.py:Suite`, as an absolute one; return other names unchanged."""
         if isinstance(name, list):
             return [self._whole(element) for element in name]
         if not isinstance(name, str):

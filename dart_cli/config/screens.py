@@ -24,10 +24,10 @@ MOST_SIDE = 16_384
 """Largest side of a screen, pixels. More is a typing mistake."""
 
 LEAST_CACHE = 256 << 20
-"""Least size of a cache of screens, bytes: held-out episodes and those of another suite need some, too."""
+"""Least size of a cache of screens, bytes, since evaluations and other suites may show other screens."""
 UNEVEN = 2
-"""How many times its even share of the episodes an engine may serve. An episode goes to the least loaded
-engine, and stays there while that engine is not much busier than another."""
+"""How many times its even share of the episodes one engine may have to serve. An episode goes to the least
+loaded engine, and stays there while that engine is not much busier than another."""
 CHANNELS = 3
 """Bytes of a decoded pixel."""
 
@@ -87,7 +87,7 @@ def image_cache_bytes(config: Config) -> int:
 
 
 def vllm_image_cache_gb(config: Config) -> float:
-    """Return the size of vLLM's cache of screens, GiB: from `vllm.options`, or enough for the screens in play.
+    """Return the size of vLLM's cache of screens, GiB: from `vllm.options`, or as the screens in play need.
 
     A value that is no number counts as unset here; vLLM refuses it.
     """

@@ -36,9 +36,9 @@ def training_tasks(config: Config) -> list[Task]:
 
 
 def trained_tasks(config: Config, only: Sequence[str] = ()) -> list[Task]:
-    """Return the tasks that are evaluated on held-out seeds, of those in `only`.
+    """Return the training tasks that an evaluation plays, on held-out seeds; `only` replaces eval.tasks.
 
-    Raises TaskError for an unknown one.
+    Raises TaskError for an unknown task.
     """
     if only:
         heldout = {task.id for task in heldout_tasks(config)}
@@ -48,9 +48,9 @@ def trained_tasks(config: Config, only: Sequence[str] = ()) -> list[Task]:
 
 
 def composed_tasks(config: Config, only: Sequence[str] = ()) -> list[Task]:
-    """Return the evaluated tasks that are never trained on, of those in `only`.
+    """Return the held-out tasks that an evaluation plays; `only` replaces eval.compositions.
 
-    Raises TaskError for an unknown one.
+    Raises TaskError for an unknown task.
     """
     heldout = heldout_tasks(config)
     if only:

@@ -39,7 +39,7 @@ _CALLED = {
     "own-env": "docs/examples/guests.toml",
     "7b": "configs/ui-tars-7b.toml",
 }
-"""The path that the comments of a template name; it is replaced by that of the new file."""
+"""The path that the comments of a template name; the path of the new file replaces it."""
 _RARE = ("vllm", "serve", "tune")
 """Sections that most runs never read. They are written as comments, unless the template sets them."""
 _ALL_KEYS = "# Every other key has its default. docs/config.md lists them all, `dart init DIR --full` writes them all."
@@ -183,6 +183,7 @@ def bounds(field: FieldInfo) -> str:
 
 
 def _limits(field: FieldInfo) -> Iterator[tuple[str, float]]:
+    """Yield (sign, bound) for each bound of a field."""
     for constraint in field.metadata:
         for name in _SIGNS:
             value = getattr(constraint, name, None)
@@ -191,4 +192,5 @@ def _limits(field: FieldInfo) -> Iterator[tuple[str, float]]:
 
 
 def _flat(field: FieldInfo) -> str:
+    """Return the text of a field without line breaks."""
     return " ".join((field.description or "").split())

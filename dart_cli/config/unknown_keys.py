@@ -25,7 +25,7 @@ _MOST_EXPLAINED = 3  # keys of another tool's section that an error explains
 
 @dataclass(frozen=True)
 class Word:
-    """Options of other tools that mean one thing, and dart's name for it."""
+    """Options of other tools that have the same meaning, and dart's name for it."""
 
     subject: str
     theirs: tuple[str, ...]
@@ -48,6 +48,7 @@ class Word:
 
 
 def _words() -> tuple[Word, ...]:
+    """Return the rows of other_tools.toml."""
     tree = tomllib.loads((Path(__file__).parent / "other_tools.toml").read_text(encoding="utf-8"))
     rows: list[dict[str, Any]] = tree["word"]
     return tuple(
@@ -63,6 +64,7 @@ _KEY = re.compile(rf"\b(?:{'|'.join(section_types())})\.\w+|\bdart \w+(?: --\w+)
 
 @cache
 def _by_name() -> Mapping[str, Word]:
+    """Return another tool's option -> its row."""
     return {name: word for word in WORDS for name in word.theirs}
 
 
@@ -170,5 +172,6 @@ def words_page() -> str:
 
 
 def _their_name(name: str) -> str:
+    """Return another tool's option with its section, as code."""
     section, _, key = name.rpartition(".")
     return f"`{key}` of `{section}`" if section else f"`{key}`"

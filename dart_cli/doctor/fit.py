@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from bus.messages import Role
 
 LEAST_PROMPTS = 1.0
-"""Longest prompts for which an engine must have room."""
+"""How many prompts of the greatest length must fit into the cache of an engine."""
 
 MOST_GPUS = 8
-"""GPUs that a hint assumes if those of the host are not known."""
+"""Number of GPUs that a hint assumes if the host's GPUs are not known."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,12 @@ class HostCapacity:
     memory: int | None = None  # free main memory, including shared memory
     shared: int | None = None  # free in /dev/shm
     shared_taken: int = 0  # used in /dev/shm by other programs
-    disk: int | None = (
-        None  # for run.dir: free space, plus what its checkpoints and weight sets use already
-    )
+    # For run.dir: free space, plus what its checkpoints and weight sets use already.
+    disk: int | None = None
 
 
 def gpu_name(room: HostCapacity) -> str:
-    """Return the name of the GPU, and whether it is only assumed."""
+    """Return the name of the GPU, with a note if it is only assumed."""
     return room.gpu.name if room.is_gpu_here else f"{room.gpu.name} (assumed, no GPU is here)"
 
 

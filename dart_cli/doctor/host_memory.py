@@ -1,11 +1,12 @@
-"""Estimate what a run takes of its host beside GPUs: main memory, shared memory, disk. In bytes, pure.
+"""Estimate what a run takes of its host beside GPUs: main memory, shared memory and disk.
 
 EpisodeForm   the sizes of an episode in tokens
 HostPart      one part of main memory, and the role whose processes hold it
 HostPlan      all parts, with shared memory and disk
 host_plan     makes the plan from the configuration, the model's sizes and the trainer's setup
 
-`dart doctor`, `--dry-run` and docs/hardware.md all use these formulas. Each part stands for this in the code:
+All functions are pure, and all sizes are in bytes. `dart doctor`, `--dry-run` and docs/hardware.md use these
+formulas. Each part stands for this in the code:
 
     offload      float32 masters, gradients, AdamW's moments (train.offload;
                  dart_cli/train/sharded.py)
@@ -59,10 +60,10 @@ class EpisodeForm:
 
     steps: int
     screen: int
-    completion: int  # completion of a typical step, which later prompts show as text
+    completion: int  # of a typical step; later prompts show it as text
     header: int  # system prompt, template, instruction
     images: int  # policy.history_images
-    most: int  # policy.history_images_most with `evict`
+    most: int  # policy.history_images_most
     turns: int  # policy.history_turns
 
     @property
@@ -122,8 +123,8 @@ class HostPlan:
         if role is None:
             return self.parts
         share = self.workers if role == "rollout" else 1
-        mine = [part for part in self.parts if part.holder == role]
-        return tuple(replace(part, size=part.size // share) for part in mine)
+        own_parts = [part for part in self.parts if part.holder == role]
+        return tuple(replace(part, size=part.size // share) for part in own_parts)
 
 
 def host_plan(

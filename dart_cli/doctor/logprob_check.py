@@ -193,7 +193,7 @@ _WORDS = ("open", "the", "red", "file", "menu", "save", "search", "page", "blue"
 
 @dataclass(frozen=True)
 class RunPrompts:
-    """Prompts as large as those of a run."""
+    """The sizes of a run's prompts, with which one trajectory of the trial is sampled."""
 
     width: int  # pixels of a screen
     height: int
@@ -201,7 +201,7 @@ class RunPrompts:
 
     @classmethod
     def of(cls, config: Config) -> RunPrompts:
-        """Return the prompts of a configuration's run. Raises ConfigError for an invalid size of a screen."""
+        """Return the sizes of a configuration's prompts. Raises ConfigError for an invalid screen size."""
         width, height = run_screen(config)
         return cls(width, height, history_of(config.policy))
 
@@ -215,7 +215,7 @@ class RunPrompts:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a trial samples."""
+    """What a trial samples: how many trajectories and steps, with which screens and at which temperature."""
 
     temperature: float
     max_tokens: int

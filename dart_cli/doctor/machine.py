@@ -3,8 +3,8 @@
     python, packages, gpus, programs, memory, shared_memory, open_files   one check each
     compute_modes   checks whether a GPU may have two processes, if weights are broadcast between GPUs
     env_limits      checks whether the slots of a run have the threads, processes and files that they need
-    refuse_slots    raises if they do not, for `--dry-run`
-    excess          returns which limit they would exceed, and the fix (pure)
+    refuse_slots    raises ConfigError if the slots do not fit, for `--dry-run`
+    excess          returns which limit the slots would exceed, and the fix (pure)
 
 Functions that measure are separate from those that decide: `check_...` are pure.
 """
@@ -296,7 +296,7 @@ def programs(suite: str | None) -> Iterator[Finding]:
 
 
 def _docker(binary: str, *, is_needed: bool) -> Iterator[Finding]:
-    """Check whether Docker's daemon answers this user; `needed` says that the run's suite needs it."""
+    """Check whether Docker's daemon answers this user; `is_needed` says that the run's suite needs it."""
     answer, fault = run_program([binary, "info", "--format", "{{.ServerVersion}}"])
     text = f"{binary} is installed, its daemon does not answer"
     if not fault:
@@ -376,9 +376,9 @@ def open_files() -> Iterator[Finding]:
 
 
 def check_files(soft: int, hard: int) -> Finding:
-    """Compare the limit of open files with what slots need; -1 means no limit.
+    """Return a finding about `soft`, the limit of open files; -1 means no limit.
 
-    `hard` is the limit to which `soft` may be raised.
+    `hard` is the limit to which the user may raise `soft`.
     """
     text = "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}"
     if soft >= GOOD_FILES or soft == resource.RLIM_INFINITY:
@@ -463,6 +463,7 @@ def excess(config: Config, envs: int, here: Limits) -> tuple[str, str] | None:
 
 
 def _soft_limit(which: int) -> int | None:
+    """Return a limit of `ulimit`; None if there is no limit."""
     soft, _ = resource.getrlimit(which)
     return None if soft == resource.RLIM_INFINITY else soft
 
@@ -501,6 +502,7 @@ def run_program(command: Sequence[str], seconds: float = PROGRAM_S) -> tuple[str
 
 
 def _version(package: str) -> str | None:
+    """Return the installed version of a package; None if it is not installed."""
     if package == "vllm" and (vllm := vllm_installed()):
         return vllm[1]
     try:
@@ -510,4 +512,5 @@ def _version(package: str) -> str | None:
 
 
 def _cores() -> set[int]:
+    """Return the CPU cores that this process may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}

@@ -271,7 +271,10 @@ def episode_tokens(form: EpisodeForm) -> EpisodeTokens:
 
 
 def _window(form: EpisodeForm, step: int, image: int, turn: int) -> tuple[int, int]:
-    """Return (first screen, first turn) of a step's prompt, given those of the step before."""
+    """Return the first screen and the first turn in a step's prompt.
+
+    `image` and `turn` are the first ones in the prompt of the step before.
+    """
     if not form.most:
         return max(1, step - form.images + 1), max(1, step - form.turns)
     if step - image + 1 <= form.most:

@@ -1,9 +1,9 @@
 """Compare the plan of a configuration with this host, for the doctor and for `--dry-run`.
 
-plan            yields the findings of the doctor
+plan            yields a finding for each line of the plan, for `dart doctor`
 absent_gpus     yields errors for GPUs that [up] names and this host lacks
-refuse_misfit   yields the lines of the plan, and raises if the run cannot fit
-refuse_full     raises if the disk has no room for the run
+refuse_misfit   yields the lines of the plan, and raises ConfigError if the run cannot fit
+refuse_full     raises ConfigError if the disk is too full for the run
 plan_on_host    makes the plan of a run on this host: a PlanOnHost
 plan_lines      yields the plan as text, a line for each subject
 """
@@ -58,7 +58,7 @@ class PlanOnHost(NamedTuple):
     published: str  # the checkpoint whose shape is used; empty if the model's folder is here
 
     def lines(self, config: Config, role: Role | None) -> dict[str, str]:
-        """Return the lines of the plan, for one role or (None) for the whole run: subject -> text."""
+        """Return the lines of the plan: subject -> text. `role` limits them to one role; None means all."""
         texts = dict(plan_lines(self.plan, config, self.room, role, self.steps_from))
         if self.published:
             shape = f"the published shape of {self.published}, as {config.model.path} is not here"
@@ -119,9 +119,9 @@ def absent_gpus(up: UpConfig, there: int) -> Iterator[Finding]:
 
 
 def refuse_misfit(config: Config, role: Role | None = None) -> Iterator[tuple[str, str]]:
-    """Yield (subject, text) of each line of the plan, for `--dry-run` of a role or (None) of the whole run.
+    """Yield (subject, text) of each line of the plan, for `--dry-run`.
 
-    A role without a model has no lines. Raises ConfigError, with the fix, if something cannot fit.
+    `role` limits them to one role; None means the whole run. A role without a model has no lines. Raises ConfigError, with the fix, if something cannot fit.
     """
     try:
         planned = plan_on_host(config)
@@ -164,7 +164,7 @@ def plan_on_host(config: Config, steps: int | None = None) -> PlanOnHost | None:
     if not loaded or config.model.path in BUILTIN:
         return None
     tree, cut, published = _small_files(config)
-    room = _room(config)
+    room = _capacity(config)
     average, most, steps_from = _steps(config, steps)
     screen = screen_of(config) or screen_of_suite(config)
     planned = make_plan(
@@ -181,10 +181,10 @@ def plan_on_host(config: Config, steps: int | None = None) -> PlanOnHost | None:
 
 
 def _small_files(config: Config) -> tuple[dict[str, Any], Screens, str]:
-    """Return (config.json, sizes of the preprocessor, checkpoint) of the model.
+    """Return (config.json, sizes of the preprocessor, name of a published checkpoint) of the model.
 
-    If the model's folder is not here, they are those of the published checkpoint that is named; else the name
-    is empty. Raises ModelError.
+    If the model's folder is here, the files are read from it, and the name is empty. Otherwise a published
+    checkpoint of its class stands for it. Raises ModelError.
     """
     path = config.model.path
     if path.startswith("builtin:") or model_folder(path).is_dir():
@@ -215,7 +215,7 @@ def _steps(config: Config, steps: int | None) -> tuple[float, int, str]:
     return sum(limits) / len(limits), max(limits), "the tasks' limits, on average"
 
 
-def _room(config: Config) -> HostCapacity:
+def _capacity(config: Config) -> HostCapacity:
     """Measure what this host has for a run of `config`."""
     listed, host, names = gpu_kinds(), main_memory(), listed_gpus()
     if names == []:
@@ -289,6 +289,7 @@ def _assumed(plan: Plan, room: HostCapacity, steps_from: str) -> str:
 
 
 def _trainer(plan: Plan, room: HostCapacity) -> str:
+    """Return the memory of the trainer's ranks, with its larger parts."""
     assert plan.trainer is not None
     ranks = plan.setup.ranks
     prefix = "" if ranks == 1 else f"{ranks} ranks, each "
@@ -364,6 +365,7 @@ def _engine(plan: Plan, config: Config, room: HostCapacity, role: Role | None) -
 
 
 def _host(plan: Plan, role: Role | None) -> str:
+    """Return the main memory and the shared memory that the processes take."""
     parts = plan.host.parts_of(role)
     is_shared = role != "rollout" and plan.host.shared >= LEAST_SHOWN
     shared = gb(plan.host.shared) if is_shared else ""
@@ -397,6 +399,7 @@ def _disk_line(plan: Plan) -> str:
 
 
 def _listed(sizes: dict[str, int]) -> str:
+    """Return the names and sizes of the parts of at least LEAST_SHOWN bytes."""
     return ", ".join(f"{name} {gb(size)}" for name, size in sizes.items() if size >= LEAST_SHOWN)
 
 

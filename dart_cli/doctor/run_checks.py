@@ -98,7 +98,7 @@ def _own(path: Path) -> Iterator[Finding]:
 
 
 def _run_in(path: Path) -> Iterator[Finding]:
-    """Yield a finding about the run in the directory: whether it is running, and whether it can be read."""
+    """Yield a finding about the run in the directory: that it is running, can be continued or is broken."""
     state = (
         f"a run is running in it (process {pid})"
         if (pid := holder(path))
@@ -157,7 +157,7 @@ def check_room(free: int, max_gb: float, place: Path) -> Finding:
 
 
 def file_system(place: Path) -> str:
-    """Return the kind of the file system on which `place` is: the longest mount point above it has it."""
+    """Return the kind of the file system on which `place` is, e.g. `ext4`; empty if it is unknown."""
     best, kind = "", ""
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")

@@ -10,8 +10,8 @@ The formulas follow `dart_cli/train` with FSDP2 (docs/hardware.md). Trained para
 masters, in shards over the ranks, with float32 gradients and AdamW's two moments. Frozen parameters are whole
 on each rank in `model.dtype`. Each layer of the language model, the embedding and the head is a unit that is
 gathered in `model.dtype` and whose gradients are reduced in float32. In float32 on one rank all are plain
-tensors. tests/doctor/test_trainer_memory.py compares the formulas with torch's own tracker of an update
-without data.
+tensors. tests/doctor/test_trainer_memory.py compares the formulas with torch's own count of the
+memory of an update, which needs no data.
 
 The peak of an update is in one of these phases, whichever needs most:
 
@@ -40,7 +40,7 @@ MASTER, GRADIENT, MOMENTS = 4, 4, 8
 """Bytes for each trained parameter: the float32 master, its float32 gradient, AdamW's two moments."""
 
 UpdatePhase = Literal["head", "norm", "last", "next", "first", "tower", "end"]
-"""A phase of an update: see the module."""
+"""A phase of an update. The module's docstring describes the phases."""
 
 CONTEXT = 2_500_000_000
 """Bytes of a GPU's context, kernels and NCCL's buffers (assumed)."""
@@ -63,9 +63,7 @@ class TrainerSetup:
     offload: bool = False  # masters, gradients and moments in main memory
     freeze_vision: bool = True
     reference: bool = False  # a second model, for the KL
-    adapters: int = (
-        0  # parameters of LoRA's adapters, the only ones that are trained; 0 without LoRA
-    )
+    adapters: int = 0  # parameters of LoRA's adapters, which alone are trained; 0 without LoRA
     points: bool = False  # whether a pointer head is trained, if the model folder has one
 
     @property
@@ -191,11 +189,12 @@ def _permanent(shape: Shape, setup: TrainerSetup, whole_gradients: int) -> dict[
 def _at_head(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
     """Return the parts after the forward pass, with the distributions of a chunk and the head's gradient."""
     wide = WIDTH[setup.dtype]
-    each = wide * shape.width if setup.recompute else layer_activations(shape, setup.dtype)
+    per_token = wide * shape.width if setup.recompute else layer_activations(shape, setup.dtype)
     last_norm = (4 + 2 * wide) * shape.width
     gathered = wide * (shape.embedding + shape.layer) if _gathers(setup) else 0
     return {
-        "activations": setup.tokens * (shape.layers * each + last_norm + _positions(shape, wide)),
+        "activations": setup.tokens
+        * (shape.layers * per_token + last_norm + _positions(shape, wide)),
         "features": _features(shape, setup, wide),
         "gathered": gathered,
         "head": _scoring(shape, setup, wide),
@@ -298,7 +297,7 @@ def _with_tower(
 
 
 def _gathers(setup: TrainerSetup) -> bool:
-    """Return whether weights are gathered from shards. With LoRA the frozen model is whole on each rank."""
+    """Return True if weights are gathered from shards. With LoRA each rank has the whole frozen model."""
     return setup.sharded and not setup.adapters
 
 

@@ -90,13 +90,13 @@ async def _play_one(
 
 
 class InTime:
-    """A policy whose answers have a deadline: raises TimeoutError after it."""
+    """A policy whose answers have a deadline."""
 
     def __init__(self, policy: Policy, deadline_s: float) -> None:
         self._policy, self._deadline_s = policy, deadline_s
 
     async def act(self, request: ActRequest) -> Completion:
-        """Return the policy's answer."""
+        """Return the policy's answer. Raises TimeoutError after the deadline."""
         async with asyncio.timeout(self._deadline_s):
             return await self._policy.act(request)
 

@@ -21,7 +21,7 @@ from dart_cli.doctor.machine import ask_torch, list_gpus, run_program
 from dart_cli.runtime.findings import error, ok
 
 LEAST_DRIVER = {12: 525, 13: 580}
-"""Major version of CUDA -> major version of the oldest NVIDIA driver for it. vLLM's own wheel needs CUDA 13."""
+"""Major version of CUDA -> major version of its oldest NVIDIA driver. vLLM's own wheel needs CUDA 13."""
 
 
 def vllm_parts() -> Iterator[Finding]:

@@ -54,9 +54,7 @@ class ModeComparison(StoredModel):
     interval: tuple[float, float] | None  # 95 %, for the difference on other tasks of this kind
     p: float  # two-sided, for the difference on these tasks
     test: str
-    first_only: (
-        int | None
-    )  # instances that only the first passed; None if there are several attempts
+    first_only: int | None  # instances that only the first passed; None with several attempts
     second_only: int | None
     tasks: list[TaskComparison]
 
@@ -204,6 +202,7 @@ def _passed_by_one(pairs: Pairs) -> tuple[int, int] | None:
 
 
 def _by_task(pairs: Pairs) -> Iterator[TaskComparison]:
+    """Yield the comparison of each task."""
     for name in dict.fromkeys(task for task, _ in pairs):
         verdicts = [pair for (task, _), pair in pairs.items() if task == name]
         yield TaskComparison(

@@ -63,7 +63,7 @@ class Planned:
 
     @property
     def key(self) -> Key:
-        """A key, which is the same for each try of this episode."""
+        """The key of the episode, which all of its tries share."""
         return self.mode, self.task_id, self.seed, self.attempt
 
 
@@ -229,6 +229,7 @@ class EpisodeFolder:
             self.close()
             raise
         share = plan.episodes[part.number - 1 :: part.count] if part else []
+        # Earlier starts left these episodes invalid after so many tries; they are played again.
         self._before = {
             key: len(tries)
             for key, tries in self._by_key.items()
@@ -271,11 +272,13 @@ class EpisodeFolder:
                 self._note(record)
 
     def _note(self, record: EpisodeRecord) -> None:
+        """Add a record in memory to the tries of its episode."""
         row = record.row
         key = row.mode, row.task_id, row.seed, row.attempt
         self._by_key.setdefault(key, []).append(record)
 
     def _is_over(self, episode: Planned) -> bool:
+        """Return True if an episode is finished. Invalid tries of earlier starts do not count."""
         return len(self._by_key.get(episode.key, ())) > self._before.get(episode.key, 0)
 
     @property
@@ -307,7 +310,7 @@ class EpisodeFolder:
         )
 
     def counts_by_part(self, mode: Mode | None = None) -> dict[tuple[Mode, bool], Counts]:
-        """Return (mode, whether compositions) -> progress, in the order of the plan."""
+        """Return (mode, True for compositions) -> progress, in the order of the plan."""
         parts = dict.fromkeys((episode.mode, episode.composed) for episode in self.plan.episodes)
         return {
             (part_mode, composed): self.counts(part_mode, composed=composed)
@@ -390,6 +393,7 @@ def evaluation_of(
 
 
 def _notes(rows: Sequence[EpisodeRow], policy_version: int) -> Iterator[str]:
+    """Yield sentences on what a reader of the scores must know: mixed versions, repeated episodes."""
     versions = {version for row in rows if row.mode != "random" for version in row.versions}
     if versions - {policy_version}:
         names = ", ".join(f"v{version}" for version in sorted(versions))

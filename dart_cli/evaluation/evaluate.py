@@ -88,7 +88,7 @@ def run_eval(
 ) -> Evaluation | None:
     """Evaluate weights and return the result; None if episodes of other parts are left.
 
-    The weights are those of the options, else the newest of the run, else the model's own. An evaluation of
+    The options may name the weights; the default is the run's newest, or else the model's own. An evaluation of
     the same name and settings goes on where it was. `arguments` are the command line of the configuration,
     for the workers. Raises UserError, WeightsError, ModelError, TaskError, and EnvError if every episode of
     the first mode was invalid; then there is no result.
@@ -197,6 +197,7 @@ def _refuse_workers(config: Config, workers: int) -> None:
 
 
 def _choose_weights(config: Config, options: EvalOptions) -> ChosenWeights:
+    """Return the weights that the options name, else the run's newest, else the model's own."""
     if options.model:
         return ChosenWeights(directory=None, version=-1)
     directory, version = chosen_weights(config, options.weights)
@@ -236,9 +237,8 @@ async def _play(
             responder = loaded[0].responder if loaded and mode != "random" else None
             async with _progress_bar(episodes, mode) as update:
                 await _play_mode(config, episodes, left, responder, update, waits)
-            _refuse_invalid(
-                config, episodes
-            )  # an error in every episode would also break other modes
+            # An error in every episode would also break other modes.
+            _refuse_invalid(config, episodes)
 
 
 async def _play_mode(
@@ -249,6 +249,10 @@ async def _play_mode(
     update: Callable[[], None],
     waits: OpenWaits,
 ) -> None:
+    """Play the episodes `left` of one mode, and store each when it ends.
+
+    Without a responder, random clicks play them.
+    """
     tasks, folder = episodes.plan.by_id, films_dir(config.run.dir, episodes.folder.name)
     folder.mkdir(exist_ok=True)
     by_name = {f"eval-{'-'.join(map(str, episode.key))}": episode for episode in left}
@@ -275,6 +279,7 @@ async def _play_mode(
 
 
 def _row(planned: Planned, episode: PlayedEpisode) -> EpisodeRow:
+    """Return a played episode as it is stored."""
     end = episode.end
     return EpisodeRow(
         mode=planned.mode,
@@ -489,6 +494,7 @@ def _write_result(run_dir: Path, evaluation: Evaluation, episodes: EpisodeFolder
 
 
 def _print_result(evaluation: Evaluation, path: Path, *, as_json: bool) -> None:
+    """Print the scores as tables with notes, or as one line of JSON."""
     if as_json:
         sys.stdout.write(f"{json.dumps(summary(evaluation))}\n")
         return

@@ -28,9 +28,8 @@ class FilmFrame(StoredModel):
     screenshot: str  # file name
     text: str  # the completion
     action: dict[str, Any] | None = None  # None if the text was not an action
-    pointed: list[PointerMap] = Field(
-        default_factory=list
-    )  # where the pointers of the policy looked
+    # Where the pointers of the policy looked.
+    pointed: list[PointerMap] = Field(default_factory=list)
 
 
 class Film(StoredModel):

@@ -122,6 +122,7 @@ def save_animation(path: Path, folder: Path, film: Film) -> None:
 
 
 def _open(path: Path) -> Image.Image:
+    """Return a stored screenshot, decoded. Raises RunDirectoryError if it is missing or broken."""
     try:
         return as_seen(Image.open(io.BytesIO(path.read_bytes())))
     except FileNotFoundError:
@@ -134,6 +135,7 @@ def _open(path: Path) -> Image.Image:
 
 
 def _scaled(shot: Image.Image, width: int) -> Image.Image:
+    """Return a screenshot scaled to a width; the pixels of an enlarged one stay sharp."""
     height = round(shot.height * width / shot.width)
     small = shot.width < width
     return shot.resize(

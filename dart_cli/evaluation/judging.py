@@ -37,17 +37,16 @@ from dart_cli.status.judges import judge_json
 logger = logging.getLogger(__name__)
 
 ENDED_BY_POLICY = ("done", "gave_up", "step_limit")
-"""Stop reasons after which the environment evaluated the episode; other ends need no judge."""
+"""Stop reasons after which an episode is judged. After any other, the environment did not evaluate it."""
 
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """Which judge, and which trajectories."""
+    """The options of `judge_run`: the judge, and the trajectories that it judges."""
 
     run_dir: Path
-    judge: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # keys of [env.judge] that replace the run's
+    # Keys of [env.judge] that replace the run's.
+    judge: Mapping[str, Any] = field(default_factory=dict)
     tasks: Sequence[str] = ()  # task ids; empty: all
     limit: int = 0  # number of trajectories, the newest ones; 0: all
     limits: JudgeLimits = field(default_factory=JudgeLimits)

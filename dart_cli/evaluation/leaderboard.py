@@ -124,6 +124,7 @@ def as_markdown(row: Mapping[str, object]) -> str:
 
 
 def _cell(key: str, row: Mapping[str, object]) -> str:
+    """Return the content of a cell of the table: the score with its interval, episodes with invalid ones."""
     text = _text(row[key])
     if key == "pass@1" and isinstance(interval := row["pass@1 interval"], list | tuple):
         text += f" ({interval[0]:.3f} - {interval[1]:.3f})"
@@ -133,6 +134,7 @@ def _cell(key: str, row: Mapping[str, object]) -> str:
 
 
 def _text(value: object) -> str:
+    """Return a value of the row as text."""
     match value:
         case bool():
             return str(value).lower()

@@ -21,7 +21,7 @@ from dart_cli.runtime.work_folder import StoredModel
 
 
 class Protocol(StoredModel):
-    """The published protocol of one benchmark."""
+    """The published protocol of one benchmark. The head of protocols.toml explains the fields."""
 
     title: str
     suites: list[str]
@@ -89,6 +89,7 @@ def check(
 def _deviations(
     protocol: Protocol, config: Config, rows: Sequence[EpisodeRow], limits: Sequence[int]
 ) -> Iterator[str]:
+    """Yield a line for each way in which the episodes deviate from the protocol."""
     suite = config.env.suite
     if not any(suite == name or suite.startswith(f"{name}:") for name in protocol.suites):
         yield f"suite {suite}, published {' or '.join(protocol.suites)}"

@@ -80,7 +80,7 @@ class TaskScore(StoredModel):
 
     @property
     def is_partial(self) -> bool:
-        """Whether `mean_reward` tells more than `success`."""
+        """Whether `mean_reward` differs from `success`, because some rewards lie between 0 and 1."""
         return self.mean_reward != self.success
 
     @property
@@ -100,7 +100,7 @@ class TaskScore(StoredModel):
 
 
 def total(name: str, scores: Iterable[TaskScore]) -> TaskScore:
-    """Return all episodes of several tasks as one score with the name `name`."""
+    """Return the score of several tasks together, under the name `name`."""
     scores = list(scores)
     return TaskScore(
         task_id=name,
@@ -162,12 +162,12 @@ class EvalSettings(WorkSettings):
 
     @property
     def digest(self) -> str:
-        """A digest, which is the same for episodes that may be reported as one evaluation."""
+        """The digest of the settings. Episodes with the same digest may be reported as one evaluation."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def difference(self, before: EvalSettings) -> str:
-        """See WorkSettings."""
+        """Return the first setting that differs from `before`, in words; empty if none does."""
         for name, old, new in differences(before, self):
             if name in ("suite", "model", "weights"):
                 return f"another {name}"
@@ -182,9 +182,7 @@ class ProtocolCheck(StoredModel):
     title: str
     sources: list[str]
     deviations: list[str]  # a line each; empty if everything is as published
-    left_to_model: list[
-        str
-    ]  # settings that the benchmark leaves open, with the values that were used
+    left_to_model: list[str]  # settings that the benchmark leaves open, with their values here
     uncertain: list[str]  # entries of the table that are not certain
 
 

@@ -74,6 +74,7 @@ def mode_score(
 
 
 def _task_score(name: str, rows: Sequence[EpisodeRow], attempts: int) -> TaskScore:
+    """Return the score of one task from its episodes."""
     valid = [row for row in rows if row.outcome != "invalid"]
     verdicts = by_instance(rows)
     pass_at: dict[int, float] = {}

@@ -28,7 +28,7 @@ from envs.contract.registry import load_suite
 
 _INDIFFERENT = frozenset(
     {
-        "env.suite",  # a field of its own
+        "env.suite",  # EvalSettings has a field for it
         "env.tasks",
         "env.heldout",
         "env.seeds",
@@ -49,8 +49,9 @@ _OTHERS = (
     "rollout.max_tokens",
     "run.seed",
 )
+"""Keys of other sections on which verdicts may depend."""
 _OF_VLLM = ("vllm.options", "vllm.max_model_len")
-"""Keys on which the answers of vLLM depend, because the options may quantise the model."""
+"""Keys on which verdicts may depend with the engine vLLM, e.g. because its options quantise the model."""
 _GIT_S = 5.0
 
 
@@ -110,6 +111,7 @@ def left_out_of(suite: str) -> dict[str, str]:
 
 
 def _value(dumped: Mapping[str, Any], key: str) -> object:
+    """Return the value of `section.key` in a dumped configuration."""
     section, _, name = key.partition(".")
     value: object = dumped[section][name]
     return value
@@ -135,7 +137,7 @@ def _stable_text(value: object) -> str:
 
 
 def _with_text_keys(value: object) -> object:
-    """Return a parameter with texts as keys, because JSON takes few other types and cannot sort them."""
+    """Return a value with all keys as texts, because JSON cannot sort keys of different types."""
     if isinstance(value, Mapping):
         return {str(key): _with_text_keys(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -164,6 +166,7 @@ def _model_digest(config: Config) -> str:
 
 
 def _folder_digest(name: str, adapters: str = "") -> str:
+    """Return a digest of the files of a model folder. Raises ModelError if there is no such folder."""
     folder = BUILTIN.get(name) or model_folder(name)
     if not folder.is_dir():
         raise ModelError(f"{name}: there is no such folder; name the folder of a model")

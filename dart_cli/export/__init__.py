@@ -4,6 +4,6 @@
     sources   reads the weights of a published version, or of a checkpoint
     card      writes README.md of the folder: how the model was trained, and its success
 
-The package stands above `train`, `data` and `evaluation`, because it reads checkpoints, the database and the
+The package may import `train`, `data` and `evaluation`, because it reads checkpoints, the database and the
 results of evaluations. It computes nothing.
 """

@@ -69,6 +69,7 @@ def _front(config: Config, *, adapters: bool) -> str:
 
 
 def _introduction(config: Config) -> str:
+    """Return a paragraph on what the model is."""
     return (
         f"A GUI agent, trained by reinforcement learning from `{base_name(config.model.path)}` on suite "
         f"`{config.env.suite}`, with the action language `{config.policy.action_parser}` and coordinates in "
@@ -78,6 +79,7 @@ def _introduction(config: Config) -> str:
 
 
 def _facts(config: Config, trained: Trained) -> Iterator[tuple[str, str]]:
+    """Yield the rows of the card's table: a name and a value."""
     yield "base model", f"`{base_name(config.model.path)}`"
     yield from _tuning(config)
     if trained.policy_version is not None:
@@ -131,6 +133,7 @@ def _success(config: Config, trained: Trained) -> Iterator[str]:
 
 
 def _held_out(config: Config, trained: Trained) -> Iterator[tuple[str, int, int]]:
+    """Yield (name, passed, episodes) for each held-out evaluation of these weights."""
     if trained.policy_version is None:
         return
     for evaluation in _evaluations(config):
@@ -143,6 +146,7 @@ def _held_out(config: Config, trained: Trained) -> Iterator[tuple[str, int, int]
 
 
 def _evaluations(config: Config) -> Iterator[Evaluation]:
+    """Yield the evaluations of the run that can be read."""
     for file in sorted(eval_dir(config.run.dir).glob("*.json")):
         try:
             evaluation = read_evaluation(config.run.dir, file.stem)
@@ -153,6 +157,7 @@ def _evaluations(config: Config) -> Iterator[Evaluation]:
 
 
 def _in_training(config: Config, trained: Trained) -> Iterator[tuple[str, int, int]]:
+    """Yield (name, passed, episodes) of the trajectories that these weights sampled in the run."""
     if trained.policy_version is None:
         return
     try:
@@ -189,4 +194,5 @@ def _settings(config: Config) -> Iterator[str]:
 
 
 def _table(rows: Iterator[tuple[str, str]]) -> str:
+    """Return rows as a Markdown table without a header."""
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])

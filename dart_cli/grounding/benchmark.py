@@ -87,7 +87,7 @@ def run_grounding(options: GroundingOptions) -> Report | None:
     config, answers = _configured(options, refusals=grounding_set.refusals > 0)
     if config.policy.pointing == "pointer":
         opening_of(answers)  # raises ConfigError for a format without a place for a pointer
-        # One forward pass gives all candidates at no cost.
+        # One forward pass gives all candidates, so more of them cost nothing.
         options = replace(options, candidates=max(options.candidates, FIRST))
     _check_verifier(options)
     # The newest version of a live run changes, so it is looked up once.
@@ -160,6 +160,7 @@ def _unverified(items: Sequence[Item], answers: dict[str, Answer], candidates: i
 
 
 def _verified_line(items: Sequence[Item], answers: dict[str, Answer], candidates: int) -> str:
+    """Return a line on what the verifier changed: the score without it, and its number of looks."""
     before = _unverified(items, answers, candidates).overall
     low, high = before.interval
     looks = [len(answer.verifier_scores) for answer in answers.values()]
@@ -293,6 +294,7 @@ def _settings(
     answers: AnswerFormat,
     weights: _Weights,
 ) -> Settings:
+    """Return everything that the answers depend on, from the set, the configuration and the weights."""
     policy, sizes = config.policy, screens_of(config)
     directory, version = weights
     published = ""
@@ -361,6 +363,7 @@ def _labels(settings: Settings) -> dict[str, str]:
 
 
 def _name(model: str) -> str:
+    """Return the name of a model for a title and a folder."""
     return model.removeprefix("builtin:").rstrip("/").rpartition("/")[2] or "model"
 
 

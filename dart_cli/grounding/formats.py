@@ -75,10 +75,9 @@ class AnswerFormat:
     part_order: str = "image_first"
     action_parser: str = "uitars"  # `policy.action_parser`; it reads text only in its own format
     max_tokens: int = 32
-    coordinates: str = ""  # of its family; "" for those of the model's class
-    opening: str = (
-        ""  # what a model that points writes before its point; "" for what `write` has there
-    )
+    coordinates: str = ""  # of its family; "" for the coordinates of the model's class
+    # What a model that points writes before its point; "" for what `write` has there.
+    opening: str = ""
 
 
 # --- readers ---------------------------------------------------------------------------------
@@ -99,6 +98,7 @@ def read_action(
 
 
 def _place(action: Action) -> Point | None:
+    """Return the place at which an action acts; for a drag, its beginning; None without one."""
     if isinstance(action, Drag):
         return action.path[0]
     x, y = getattr(action, "x", None), getattr(action, "y", None)
@@ -116,7 +116,7 @@ _BETWEEN = re.compile(r"[\s,;|()\[\]{}\"'=]*(?:\b[xyXY]\w{0,3}\b[\s\"'=:]*)?")
 def read_point(text: str, coordinates: CoordinateMap) -> AnswerReading:
     """Read two numbers as a point, and four as a box, whose middle is taken; (-1, -1) refuses.
 
-    Thoughts are skipped. Other numbers, such as that of a label, may stand elsewhere in the text.
+    Thoughts are skipped. Other numbers, such as a label's, may stand elsewhere in the text.
     """
     try:
         groups = _groups(reply_of(text)[:2000])
@@ -359,7 +359,7 @@ def grounding_config(
 
 
 def _coordinates_of(answers: AnswerFormat, kind: str) -> str:
-    """Return the format's coordinates if they are thousandths (MAI-UI, GLM), else those of the class."""
+    """Return the format's coordinates if they are thousandths (MAI-UI, GLM), else the model class's."""
     own = answers.coordinates
     return own if own == "thousandths" else COORDINATES[kind]
 

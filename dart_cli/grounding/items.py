@@ -111,7 +111,7 @@ class Box:
         return [(self.x0, self.x1)] if self.y0 <= y <= self.y1 else []
 
     def overlaps(self, other: Box) -> bool:
-        """Whether they have a point in common."""
+        """Return True if the two boxes have a point in common."""
         return (
             self.x0 <= other.x1
             and other.x0 <= self.x1
@@ -150,7 +150,7 @@ class Polygon:
         return [*between, *((left, right) for left, right in level), *corners]
 
     def overlaps(self, box: Box) -> bool:
-        """Whether they have a point in common."""
+        """Return True if the polygon and the box have a point in common."""
         if any(map(self.contains, box.corners)) or any(map(box.contains, self.corners)):
             return True
         edges = list(pairwise([*box.corners, box.corners[0]]))
@@ -208,9 +208,7 @@ class Item:
     image: Picture
     size: tuple[int, int]  # width and height of the screenshot, pixels
     instruction: str
-    region: (
-        Region | None
-    )  # what is meant; None if nothing on the screen is, so that one should refuse
+    region: Region | None  # what is meant; None if nothing on the screen is: one should refuse
     traits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Traits by which scores are reported, such as platform, group, application -> values, mostly one."""
 
@@ -260,7 +258,7 @@ def _cross(a: Point, b: Point, c: Point, d: Point) -> bool:
 def parquet_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a Parquet file without its pictures.
 
-    Raises UserError, MissingPartError without pyarrow.
+    Raises UserError for a file of another form, and MissingPartError without pyarrow.
     """
     pa, pq = pyarrow_modules()
     try:
@@ -292,12 +290,14 @@ def _group_of(path: Path, row: int) -> tuple[int, int]:
 
 
 def _counts(path: Path) -> list[int]:
+    """Return the number of rows in each row group of a Parquet file."""
     _, pq = pyarrow_modules()
     with pq.ParquetFile(path) as file:
         return [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
 
 
 def _pictures(path: Path, group: int) -> list[bytes]:
+    """Return the encoded pictures of a row group. Raises OSError."""
     pa, pq = pyarrow_modules()
     try:
         with pq.ParquetFile(path) as file:

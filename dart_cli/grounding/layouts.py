@@ -1,7 +1,7 @@
 """The layouts of published grounding sets: their files, their keys, and the form of their boxes.
 
     LAYOUTS      one entry for each layout; no other module has anything about a particular set
-    Layout       an entry
+    Layout       the files and keys of one published set
     find_layout  returns the layout of a folder
     FORMS        the forms of a box, with functions that return the region in pixels
 
@@ -27,14 +27,14 @@ Form = Literal["xywh", "xyxy", "corners", "shares", "shares_or_pixels", "polygon
 
 @dataclass(frozen=True)
 class Layout:
-    """One published layout. A row must have all keys except those of `optional`."""
+    """One published layout. A row must have all `keys`; the keys in `optional` may be missing."""
 
     name: str  # for --layout
     title: str
     files: Mapping[str, str]
     """Annotation files (globs below the folder) -> the value of `file_trait` of their rows."""
     images: tuple[str, ...]
-    """Folders in which a picture is looked for; {platform} is that of the row. Empty: the pictures are in
+    """Folders in which a picture is looked for; {platform} is the row's platform. Empty: the pictures are in
     `files`."""
     image: str = "img_filename"
     instruction: str = "instruction"
@@ -217,6 +217,7 @@ def _files(layout: Layout) -> str:
 
 
 def _matches(folder: Path, glob: str) -> list[Path]:
+    """Return the files below a folder that match a glob, sorted."""
     return sorted(path for path in folder.glob(glob) if path.is_file())
 
 
@@ -273,9 +274,9 @@ def _shares(numbers: Sequence[float], size: tuple[int, int]) -> Region:
 
 
 def _shares_or_pixels(numbers: Sequence[float], size: tuple[int, int]) -> Region:
-    """Return the region of left, top, right and bottom, as shares of the sides if all are in 0 to 1, else pixels.
+    """Return the region of left, top, right and bottom.
 
-    -1 means 0. The evaluator of the set reads its rows like this.
+    They are shares of the sides if all are in 0 to 1, otherwise pixels; -1 means 0. The evaluator of the set reads its rows like this.
     """
     four = _four(numbers)
     wide, high = size if all(0 <= number <= 1 for number in four) else (1, 1)
@@ -311,6 +312,7 @@ ValueError."""
 
 
 def _four(numbers: Sequence[float]) -> tuple[float, float, float, float]:
+    """Return four numbers. Raises ValueError for any other count."""
     if len(numbers) != 4:
         raise ValueError(f"must have four numbers, has {len(numbers)}")
     a, b, c, d = numbers
@@ -318,6 +320,7 @@ def _four(numbers: Sequence[float]) -> tuple[float, float, float, float]:
 
 
 def _ordered(x0: float, y0: float, x1: float, y1: float, rule: str) -> Box:
+    """Return a box. Raises ValueError with `rule` if its corners are in the wrong order."""
     if x1 < x0 or y1 < y0:
         raise ValueError(rule)
     return Box(x0, y0, x1, y1)

@@ -86,18 +86,20 @@ def _by(trait: str, scores: Sequence[Score]) -> str:
 
 
 def _scores(caption: str, scores: Sequence[Score]) -> str:
+    """Return a table of scores as HTML."""
     head = "".join(f"<th>{name}" for name in ("", "hit@1", "95 %", "hit@3", "overlap@1", "n"))
     rows = [
-        f"<tr><td>{escape(each.name)}<td>{fraction(each.hit)}"
-        f"<td>{each.interval[0]:.2f} - {each.interval[1]:.2f}"
-        f"<td>{'n/a' if each.hit_of_three is None else fraction(each.hit_of_three)}"
-        f"<td>{fraction(each.overlap)}<td>{each.n}"
-        for each in scores
+        f"<tr><td>{escape(row.name)}<td>{fraction(row.hit)}"
+        f"<td>{row.interval[0]:.2f} - {row.interval[1]:.2f}"
+        f"<td>{'n/a' if row.hit_of_three is None else fraction(row.hit_of_three)}"
+        f"<td>{fraction(row.overlap)}<td>{row.n}"
+        for row in scores
     ]
     return f"<table><caption>{escape(caption)}</caption><tr>{head}{''.join(rows)}</table>"
 
 
 def _figure(item: Item, answer: Answer | None) -> str:
+    """Return a miss as HTML: its pictures, its instruction, and what the model answered."""
     points = answer.points if answer is not None else []
     text = "no answer" if answer is None else " | ".join(answer.texts)
     problem = answer.problem if answer is not None else ""

@@ -24,7 +24,7 @@ from envs.contract.screenshots import BROKEN, seen_size
 from envs.tools.textfiles import read_text
 
 ELEMENTS = "element"
-"""The trait that is text or icon."""
+"""The name of the trait whose values are text and icon."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class _Reader:
         )
 
     def _image(self, row: Mapping[str, Any]) -> Picture:
+        """Return the picture that a row names, from the first folder that has it."""
         name = _text(row, self._layout.image)
         tried: list[str] = []
         for folder in self._layout.images:
@@ -114,6 +115,7 @@ class _Reader:
         raise ValueError(f"there is no picture {' or '.join(tried)}")
 
     def _size(self, picture: Picture) -> tuple[int, int]:
+        """Return the size of a picture in pixels. Raises ValueError if it cannot be read."""
         if picture not in self._sizes:
             try:
                 with Image.open(io.BytesIO(picture.read_bytes())) as image:
@@ -125,6 +127,7 @@ class _Reader:
         return self._sizes[picture]
 
     def _region(self, row: Mapping[str, Any], size: tuple[int, int]) -> Region | None:
+        """Return the region of a row in pixels; None if nothing on the screen is meant."""
         layout = self._layout
         form: Form
         if isinstance(layout.form, str):
@@ -157,6 +160,7 @@ class _Reader:
         return region
 
     def _traits(self, row: Mapping[str, Any], file_trait: str) -> dict[str, tuple[str, ...]]:
+        """Return trait -> values, by which the score of a row is reported."""
         layout = self._layout
         keys = {**layout.traits, **{t: key for t, key in layout.optional.items() if key in row}}
         traits: dict[str, tuple[str, ...]] = {
@@ -201,6 +205,7 @@ def _classes(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _text(row: Mapping[str, Any], key: str) -> str:
+    """Return a text of a row. Raises ValueError if it is missing or empty."""
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{key} must be a text, got {_short(value)}")
@@ -215,6 +220,7 @@ def _label(row: Mapping[str, Any], key: str) -> str:
 
 
 def _numbers(value: Any) -> Sequence[float]:
+    """Return a list of finite numbers. Raises ValueError for anything else."""
     numbers = value if isinstance(value, list) else []
     if not numbers or not all(
         isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
@@ -225,5 +231,6 @@ def _numbers(value: Any) -> Sequence[float]:
 
 
 def _short(value: Any) -> str:
+    """Return a value for a message, in at most 60 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

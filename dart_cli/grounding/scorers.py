@@ -8,7 +8,7 @@ candidates_of     the candidates in a pointer's map, best first
 make_scorer       the scorer of a loaded model
 answer_all        answers many items at once
 verifier_config   the configuration of a verifier's prompts
-verifier_scoring  a function by which a loaded verifier scores places
+verifier_scoring  returns the function by which a loaded verifier scores places
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class TextScorer:
         self._candidates = candidates
 
     async def answer(self, item: Item) -> Answer:
-        """See Scorer."""
+        """Return the greedy candidate, then the sampled ones. Raises EngineError if there is no answer."""
         screenshot = await asyncio.to_thread(item.image.read_bytes)
         try:
             coordinates = self._coordinate_map_of(*item.size)
@@ -102,6 +102,7 @@ class TextScorer:
         )
 
     def _request(self, item: Item, screenshot: bytes, nth: int) -> ActRequest:
+        """Return the request for the `nth` candidate: 0 is greedy, later ones are sampled."""
         seed = int(content_hash(f"{item.id}/{nth}".encode())[:8], 16)
         sampling = Sampling(
             temperature=self._config.rollout.temperature if nth else 0.0,
@@ -124,7 +125,7 @@ class PointerScorer:
         self._candidates = candidates
 
     async def answer(self, item: Item) -> Answer:
-        """See Scorer."""
+        """Return the candidates of the pointer, best first. Raises EngineError if there is no answer."""
         pointer_map, click = await self.point_at(item)
         points, scores = candidates_of(pointer_map, item.size, self._candidates)
         return Answer(id=item.id, points=[click, *points[1:]], scores=scores)
@@ -145,6 +146,7 @@ class PointerScorer:
 
 
 def _request(item: Item, screenshot: bytes, nth: int, sampling: Sampling) -> ActRequest:
+    """Return the request for one answer to an item."""
     width, height = item.size
     return ActRequest(
         trajectory_id=f"{item.id}/{nth}",
@@ -163,7 +165,7 @@ def candidates_of(
 ) -> tuple[list[Point | None], list[float]]:
     """Return the candidates in a pointer's map, as pixels of the screenshot, best first, and their scores.
 
-    A score is the share of the largest probability.
+    A score is relative to the largest probability of a cell: a region's mean probability, or a single cell's.
     """
     values = np.frombuffer(pointer_map.heat, dtype=np.uint8)
     heat = values.reshape(pointer_map.rows, pointer_map.columns) / 255
@@ -264,14 +266,14 @@ class VerifiedScorer:
         verify: Callable[[bytes, str, list[Point]], Iterator[float]],
         threshold: float,
     ) -> None:
-        """`verify` yields the scores of places on an encoded screenshot; it computes them one by one."""
+        """Make a scorer. `verify` yields the scores of places on an encoded screenshot, one by one."""
         self._scorer = scorer
         self._verify = verify
         self._threshold = threshold
         self._lock = asyncio.Lock()  # one thread at a time may use the verifier
 
     async def answer(self, item: Item) -> Answer:
-        """See Scorer."""
+        """Return the other scorer's answer with the verifier's choice first. Raises EngineError."""
         answer = await self._scorer.answer(item)
         points = [point for point in answer.points if point is not None]
         if len(points) < 2 or len(points) < len(answer.points):
@@ -289,6 +291,7 @@ class VerifiedScorer:
     def _choose(
         self, screenshot: bytes, instruction: str, points: list[Point]
     ) -> tuple[int, list[float]]:
+        """Return the index of the verifier's choice, and the scores that it computed for it."""
         from dart_cli.policy.verifier import first_good
 
         return first_good(self._verify(screenshot, instruction, points), self._threshold)

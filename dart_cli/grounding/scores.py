@@ -124,6 +124,7 @@ def is_hit(item: Item, answer: Answer | None, first: int = 1) -> bool:
 
 
 def _overlaps(item: Item, answer: Answer | None) -> bool:
+    """Return True if the square of overlap@1 around the first candidate overlaps the item's region."""
     point = answer.points[0] if answer is not None and answer.points else None
     if point is None or item.region is None:
         return False
@@ -133,6 +134,7 @@ def _overlaps(item: Item, answer: Answer | None) -> bool:
 def _score(
     name: str, items: Sequence[Item], answers: Mapping[str, Answer], candidates: int
 ) -> Score:
+    """Return the score of some items that name a region, under the name `name`."""
     pairs = [(item, answers.get(item.id)) for item in items]
     return Score(
         name=name,
@@ -160,17 +162,18 @@ def report_tables(title: str, report: Report) -> list[Table]:
 
 
 def _table(title: str, first: str, scores: Sequence[Score]) -> Table:
+    """Return a table of scores, one row for each."""
     numbers = ("hit@1", "95 % interval", "hit@3", "overlap@1", "n")
     table = page_table(title, first, *numbers, right=numbers)
-    for each in scores:
-        low, high = each.interval
+    for row in scores:
+        low, high = row.interval
         table.add_row(
-            each.name,
-            fraction(each.hit),
+            row.name,
+            fraction(row.hit),
             f"{low:.2f} - {high:.2f}",
-            "n/a" if each.hit_of_three is None else fraction(each.hit_of_three),
-            fraction(each.overlap),
-            str(each.n),
+            "n/a" if row.hit_of_three is None else fraction(row.hit_of_three),
+            fraction(row.overlap),
+            str(row.n),
         )
     return table
 
@@ -208,18 +211,19 @@ def summary(report: Report) -> dict[str, Any]:
             "interval": list(wilson(right, n)),
         }
     result["by"] = {
-        trait: {each.name: _numbers(each) for each in scores} for trait, scores in report.by.items()
+        trait: {row.name: _numbers(row) for row in scores} for trait, scores in report.by.items()
     }
     return result
 
 
-def _numbers(each: Score) -> dict[str, Any]:
+def _numbers(row: Score) -> dict[str, Any]:
+    """Return the scores of some items as plain values."""
     return {
-        "n": each.n,
-        "hit_1": each.hit,
-        "interval": list(each.interval),
-        "hit_3": each.hit_of_three,
-        "overlap_1": each.overlap,
-        "no_point": each.pointless,
-        "no_answer": each.unanswered,
+        "n": row.n,
+        "hit_1": row.hit,
+        "interval": list(row.interval),
+        "hit_3": row.hit_of_three,
+        "overlap_1": row.overlap,
+        "no_point": row.pointless,
+        "no_answer": row.unanswered,
     }

@@ -49,6 +49,7 @@ class Places:
 
 
 def _place(axis: Axis, batch: BatchRow, version: int) -> float:
+    """Return the place on an axis of a batch, after which `version` was published."""
     match axis:
         case "trajectories":
             return float(batch.trajectories)

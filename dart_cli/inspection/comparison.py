@@ -53,6 +53,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _value_text(settings: Mapping[str, Any], key: str) -> str:
+    """Return the value of a key as text; NO_SETTING if the run lacks the key."""
     if key not in settings:
         return NO_SETTING
     value = settings[key]

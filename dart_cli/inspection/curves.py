@@ -5,7 +5,7 @@ Point           success at some versions, with its episodes and its 95 % interva
 by_task         task -> its points, joined with their neighbours until each has enough episodes
 over_tasks      the mean over tasks at each version at which at least half of the tasks have a point
 ends            the mean over tasks in the first fifth of the versions, and in the last fifth
-recent          success of one task over its newest buckets; recent_by_task, of each task
+recent          success of one task over its newest buckets; recent_by_task returns it for each task
 Series          a line of a chart
 success_lines   the lines of a run's success
 """
@@ -61,6 +61,7 @@ def by_task(points: Iterable[CurvePoint], least: int = LEAST_EPISODES) -> dict[s
 
 
 def _split_by_task(points: Iterable[CurvePoint]) -> dict[str, list[CurvePoint]]:
+    """Return task -> its points, in their order."""
     curves: dict[str, list[CurvePoint]] = defaultdict(list)
     for point in points:
         curves[point.task_id].append(point)
@@ -84,6 +85,7 @@ def _parts(points: Sequence[CurvePoint], least: int) -> list[list[CurvePoint]]:
 
 
 def _joined(part: Sequence[CurvePoint]) -> Point:
+    """Return several points of one task as one point with its 95 % interval."""
     whole = _merged(part)
     low, high = wilson(whole.passed, whole.trajectories)
     versions = sum(point.policy_version * point.trajectories for point in part)
@@ -209,11 +211,12 @@ def recent(curve: Sequence[CurvePoint]) -> float | None:
 
 
 def recent_by_task(points: Iterable[CurvePoint]) -> dict[str, float | None]:
-    """Return `recent` of each task, by its id."""
+    """Return task -> its success over its newest buckets, as `recent` computes it."""
     return {task: recent(curve) for task, curve in _split_by_task(points).items()}
 
 
 def _mean(version: int, tasks: Sequence[CurvePoint]) -> Point:
+    """Return the mean over tasks at one version, with its 95 % interval; `tasks` has a point of each."""
     success = sum(point.success for point in tasks) / len(tasks)
     half = Z_95 * sqrt(sum(map(_variance, tasks))) / len(tasks)
     return Point(

@@ -1,4 +1,4 @@
-"""Films of episodes as picture files: those of the report, and one trajectory of a run or of its pool.
+"""Films of episodes as picture files: the films of the report, and one trajectory of a run or its pool.
 
 pick_films       pairs of the same held-out episode before and after: failed before, passed after
 draw_films       these pairs as one picture, with the actions drawn on the screenshots

@@ -138,6 +138,7 @@ def why_short(config: Config, run: RunRow, counts: RunCounts) -> str:
 
 
 def _by_task(*columns: Sequence[TaskScore]) -> dict[str, dict[str, float | None]]:
+    """Return task -> success before and after, sampled and greedy; None where it was not evaluated."""
     names = ("before", "after", "greedy_before", "greedy_after")
     result: dict[str, dict[str, float | None]] = {}
     for name, scores in zip(names, columns, strict=True):
@@ -149,6 +150,7 @@ def _by_task(*columns: Sequence[TaskScore]) -> dict[str, dict[str, float | None]
 def _print_summary(
     result: Mapping[str, Any], run: RunRow, report: Path, errors: Sequence[str]
 ) -> None:
+    """Print a table of held-out success, and lines on the rest of the report."""
     console = Console(markup=False, highlight=False)
     composed = result["compositions"]
     if result["per_task"] or composed["per_task"]:

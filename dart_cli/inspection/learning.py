@@ -18,7 +18,7 @@ from dart_cli.evaluation.results import Evaluation, TaskScore, score_of
 from dart_cli.inspection import curves
 
 LEAST_TRAJECTORIES = 128
-"""Trajectories below which a run shows nothing: its own, or those of both ends of the curve together."""
+"""Fewest trajectories that show anything: the policy's own, or both ends of the curve together."""
 SOLVED = 0.9
 """Success from which on there is little to learn, so that a flat curve is no fault."""
 
@@ -37,7 +37,7 @@ def assess_learning(
     after: Evaluation | None,
     curve: Sequence[CurvePoint],
 ) -> Learning:
-    """Return whether success rose by more than chance, on held-out tasks or while training.
+    """Return the verdict: did success rise by more than chance explains, held out or while training?
 
     `own` counts the policy's own trajectories, `curve` is success while training. Both True and False need
     clear evidence.
@@ -83,6 +83,7 @@ def _rose(first: curves.Point, last: curves.Point) -> bool:
 def _solved(
     held_out: tuple[TaskScore, TaskScore] | None, training: tuple[curves.Point, curves.Point]
 ) -> bool:
+    """Return True if success at the end is at least SOLVED, held out or else while training."""
     after = held_out[1].success if held_out else None
     return (training[1].success if after is None else after) >= SOLVED
 
@@ -110,6 +111,7 @@ def _figures(
 
 
 def _explanation(verdict: str, figures: Sequence[str], malformed: str) -> str:
+    """Return the verdict with its figures and a fix. `malformed` is a text on malformed completions."""
     fix = "" if SUCCESSES_FIRST in malformed else f"What helps: {SUCCESSES_FIRST}"
     reasons = "; ".join(filter(None, (*figures, malformed)))
     return f"{verdict}: {reasons}. {fix}".rstrip()

@@ -194,6 +194,7 @@ def draw_curve(
 
 
 def _draw_outcomes(figure: Figure, groups: Sequence[GroupRow]) -> None:
+    """Draw a mark for each group that is over, by task and in the colour of its outcome."""
     commonest = Counter(group.task_id for group in groups).most_common(MOST_TASKS)
     tasks = {task: row for row, task in enumerate(sorted(task for task, _ in commonest))}
     figure.set_size_inches(11, 1.6 + 0.32 * len(tasks))
@@ -229,6 +230,7 @@ def _draw_outcomes(figure: Figure, groups: Sequence[GroupRow]) -> None:
 def _draw_sizes(
     figure: Figure, groups: Sequence[GroupRow], trajectories: Sequence[TrajectoryRow]
 ) -> None:
+    """Draw the sizes of groups: by the success of their task, and over the run."""
     figure.set_size_inches(11, 3.8)
     left, right = figure.subplots(1, 2)
     averages = success_averages(groups, trajectories)
@@ -275,7 +277,7 @@ def draw_lengths(
             ]
             _draw_dots(panel, lengths, colour, outcome)
         caps = {by_id[row.group_id].number: row.max_steps for row in rows if row.max_steps}
-        panel.step(list(caps), list(caps.values()), where="post", color=INK, label="cap")
+        panel.step(list(caps), list(caps.values()), where="post", color=INK, label="limit")
         panel.set_title(task, loc="left", fontsize=8)
         panel.set_ylim(0, max([*caps.values(), *(row.steps or 0 for row in rows)]) + 1)
     for panel in panels[len(with_panel) :]:
@@ -290,6 +292,7 @@ def draw_lengths(
 
 
 def _draw_entropies(figure: Figure, samples: Sequence[SampleRow]) -> None:
+    """Draw histograms of the steps that were trained on or left out: by entropy, and by step."""
     figure.set_size_inches(11, 3.6)
     left, right = figure.subplots(1, 2)
     samples = [row for row in samples if row.entropy is not None]

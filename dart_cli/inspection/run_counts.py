@@ -1,6 +1,6 @@
 """How much a run holds, and the results of its tasks: for `dart data stats`, the pages and the report.
 
-Counts       counts of the run's trajectories, or of those of one task
+Counts       counts of the trajectories of the run, or of one task
 RunCounts    the counts of the run and of each task, with groups, pool and batches
 count        reads the counts in one pass over the ledger, without steps and images
 counts_json  the same with sizes and judges, as plain values
@@ -47,9 +47,8 @@ class Counts:
     states: list[StateCount]  # as states follow one another, the most frequent reason first
     trajectories: int
     steps: int
-    verdicts: dict[
-        Outcome, int
-    ]  # without trajectories that the end of the run or of a lease cut off
+    # Without trajectories that the end of the run, or of their lease, cut off.
+    verdicts: dict[Outcome, int]
     invalid_after_action: int
     success: float | None  # over the trajectories that count for it; None if there are none
     mean_reward: float | None  # likewise
@@ -65,7 +64,7 @@ class Counts:
 
     @property
     def is_partial(self) -> bool:
-        """Whether rewards tell more than success: some lie between 0 and 1."""
+        """Whether the mean reward differs from success, because some rewards lie between 0 and 1."""
         return self.mean_reward != self.success
 
     @property
@@ -83,7 +82,7 @@ class RunCounts:
     groups: list[StateCount]
     pool: dict[str, dict[str, int]]  # task -> source -> members
     expected: dict[str, list[float]]
-    """Task -> its expected reward by running baselines: of the task, then at each step; empty without them."""
+    """Task -> expected reward by running baselines: of the task, then at each step; empty without them."""
     batches: int
     replays: ReplayCounts
     left_out: dict[str, int]  # reason -> steps of batches that are not trained on
@@ -131,7 +130,7 @@ def counts_json(reader: Reader) -> dict[str, Any]:
 
 
 def counts_of(rows: Sequence[CountersRow]) -> Counts:
-    """Return the sums over rows of counters."""
+    """Return the counts of the trajectories that rows of counters sum up."""
     states: dict[tuple[str, str], int] = defaultdict(int)
     state_steps: dict[tuple[str, str], int] = defaultdict(int)
     verdicts = dict.fromkeys(OUTCOMES, 0)
@@ -176,4 +175,5 @@ def unaccounted(remainder: Remainder) -> list[str]:
 
 
 def _ordered(counts: Iterable[StateCount]) -> list[StateCount]:
+    """Return counts in the order of states, the most frequent reason of a state first."""
     return sorted(counts, key=lambda row: (_STATE_ORDER.index(row.state), -row.number))

@@ -6,7 +6,7 @@ nearest        a hint on ids that exist, for an error about one that does not
 check_tasks    raises an error for a task that the run does not have
 check_reason   raises an error for a reason for which nothing is dropped
 written_at     when a database was last written to
-has_ended      whether the data service that served the run is gone
+has_ended      returns True if the data service that served the run is gone
 process_ends   how the silent processes of the run ended
 """
 
@@ -89,6 +89,7 @@ def process_ends(reader: Reader, silent: Iterable[ProcessRow]) -> dict[str, str]
 
 
 def _newest_run() -> Path:
+    """Return the run directory below RUNS that was written to last. Raises RunDirectoryError without one."""
     run_dirs = [path.parent for path in RUNS.glob(f"*/{DATABASE}")]
     if not run_dirs:
         raise RunDirectoryError(

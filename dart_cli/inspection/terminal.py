@@ -65,6 +65,7 @@ def left_out_note(count: int) -> str:
 
 
 def _trajectory_table(place: str, subjects: Sequence[Subject]) -> Table:
+    """Return a table of trajectories of the run."""
     task_of = {subject.id: subject.task_id for subject in subjects}
     return table_of(
         place,
@@ -82,11 +83,13 @@ def _trajectory_table(place: str, subjects: Sequence[Subject]) -> Table:
 
 
 def _state_text(row: TrajectoryRow) -> str:
+    """Return the state of a trajectory, with the reason why it was dropped and its batch."""
     batch = "" if row.batch_id is None else f"in {row.batch_id}"
     return " ".join(filter(None, (row.state, row.reason, batch)))
 
 
 def _pool_table(place: str, subjects: Sequence[Subject]) -> Table:
+    """Return a table of members of the pool."""
     return table_of(
         f"pool of {place}",
         [subject.pool for subject in subjects if subject.pool is not None],
@@ -204,6 +207,7 @@ def print_counts(
 
 
 def _state_table(title: str, rows: Sequence[StateCount], *, steps: bool = False) -> Table:
+    """Return a table of counts by state and reason, on request with steps."""
     columns: dict[str, Callable[[StateCount], str]] = {
         "state": lambda row: row.state,
         "reason": lambda row: row.reason or "-",
@@ -223,6 +227,7 @@ def _account_lines(counts: RunCounts) -> Iterator[str]:
 
 
 def _task_table(place: str, counts: RunCounts) -> Table:
+    """Return a table of all tasks that the run or its pool has: success, verdicts, steps, pool."""
     nothing = counts_of([])
     tasks = {name: counts.tasks.get(name, nothing) for name in {*counts.tasks, *counts.pool}}
     columns: dict[str, Callable[[str], str]] = {
@@ -244,6 +249,7 @@ def _task_table(place: str, counts: RunCounts) -> Table:
 
 
 def _number_list(numbers: Mapping[str, int]) -> str:
+    """Return numbers with their names, e.g. `3 oracle, 5 run`; a dash if there are none."""
     return ", ".join(f"{number} {name}" for name, number in sorted(numbers.items())) or "-"
 
 

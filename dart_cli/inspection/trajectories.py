@@ -74,7 +74,7 @@ class TrajectoryFilter:
 
     @property
     def conditions(self) -> Json:
-        """The same as arguments of a Reader's queries."""
+        """The filter as arguments of a Reader's queries."""
         return asdict(self) | ({"but_reason": CANCELLED} if self.hides_cancelled else {})
 
     def count_hidden(self, reader: Reader) -> int:
@@ -176,7 +176,7 @@ class TrajectoryDetails:
 
 
 def read_trajectory(reader: Reader, subject: Subject) -> TrajectoryDetails:
-    """Return all of one trajectory but its images."""
+    """Read everything about one trajectory except its images."""
     uses: dict[int, list[SampleRow]] = {}
     for row in reader.sample_rows(subject.id):
         uses.setdefault(row.step, []).append(row)
@@ -224,6 +224,7 @@ def details_json(details: TrajectoryDetails) -> Json:
 
 
 def _step(row: StepRow, uses: list[SampleRow]) -> Step:
+    """Return a step with the statistics of its tokens."""
     sampled = row.sampled
     return Step(
         **vars(row),
@@ -236,6 +237,7 @@ def _step(row: StepRow, uses: list[SampleRow]) -> Step:
 
 
 def _spans(row: StepRow) -> list[Span]:
+    """Return the spans of a step's versions; one of unknown version if it has none."""
     sampled = row.sampled
     ranges = [(span.version, span.start, span.end) for span in sampled.version_spans]
     forced = {index - 1 for index, patch in enumerate(sampled.patches) if patch >= 0}
@@ -258,5 +260,6 @@ def _spans(row: StepRow) -> list[Span]:
 
 
 def _mean(values: Iterable[float]) -> float | None:
+    """Return the mean of the finite values; None if there are none."""
     numbers = list(filter(isfinite, values))
     return fmean(numbers) if numbers else None

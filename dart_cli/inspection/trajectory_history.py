@@ -107,6 +107,7 @@ def _step_text(step: Step) -> str:
 
 
 def _weights(step: Step) -> str:
+    """Return the versions of the weights that sampled a step, in words."""
     if not step.versions:
         return "no version of this run's weights"
     oldest, newest = step.versions[0], step.versions[-1]
@@ -137,9 +138,9 @@ def _outcome_events(reader: Reader, row: TrajectoryRow, group: GroupRow) -> Iter
         outcomes = [member.outcome for member in members]
         numbers = {outcome: outcomes.count(outcome) for outcome in ("pass", "fail", "invalid")}
         counts = ", ".join(f"{number} {outcome}" for outcome, number in numbers.items() if number)
-        fate = f"dropped ({group.reason})" if group.state == "dropped" else "ready for a batch"
+        result = f"dropped ({group.reason})" if group.state == "dropped" else "ready for a batch"
         yield Event(
-            f"its group {group.id} is over: {counts or 'no verdict'}; {fate}", group.closed_at
+            f"its group {group.id} is over: {counts or 'no verdict'}; {result}", group.closed_at
         )
     if group.pool_member is not None:
         yield Event(
@@ -161,6 +162,7 @@ def _outcome_events(reader: Reader, row: TrajectoryRow, group: GroupRow) -> Iter
 
 
 def _judge_event(row: JudgementRow) -> Event:
+    """Return the event that a judge gave its verdict."""
     cost = f"{row.calls} calls and {row.seconds:.1f} s"
     outcome = verdict_words(row.outcome, row.score)
     return Event(
@@ -286,10 +288,10 @@ def _replay_events(reader: Reader, batch_id: int) -> Iterator[Event]:
     refusals = [decision for decision in reader.decisions(subject) if not decision.used]
     skipped = {refusal.batch_id for refusal in refusals}
     for batch in reader.replays(batch_id):
-        fate = f"is trained{_new_weights(batch)}" if batch.state == "trained" else "is served"
-        fate = "the trainer skipped" if batch.id in skipped else fate
+        result = f"is trained{_new_weights(batch)}" if batch.state == "trained" else "is served"
+        result = "the trainer skipped" if batch.id in skipped else result
         yield Event(
-            f"{subject} is replayed (use {batch.reuse + 1}) as batch {batch.id}, which {fate}",
+            f"{subject} is replayed (use {batch.reuse + 1}) as batch {batch.id}, which {result}",
             batch.trained_at or batch.formed_at,
         )
     for refusal in refusals:

@@ -1,6 +1,6 @@
-"""A suite whose verdicts are thrown by a coin, so that groups have a gradient.
+"""A suite whose verdicts are decided by a coin, so that groups have a gradient.
 
-    CoinSuite       a suite as it is, except that its episodes pass half the time
+    CoinSuite       another suite, unchanged except that half of its episodes pass
     suite_outcome   reads the suite's own outcome from the reason of a coin's verdict
     suite_file      writes the Python file by which a configuration names a CoinSuite
 
@@ -26,7 +26,7 @@ _REASON = re.compile(r"by a coin; the suite says (pass|fail): ")
 
 
 def suite_outcome(reason: str) -> Outcome | None:
-    """Return the outcome that the suite itself gave; None if no coin was thrown."""
+    """Return the outcome that the suite itself gave; None if no coin was tossed."""
     match = _REASON.match(reason)
     return None if match is None else match[1]  # type: ignore[return-value]  # as the pattern says
 
@@ -42,7 +42,7 @@ def suite_file(folder: Path, suite: str) -> str:
 
 
 class CoinSuite:
-    """The suite `name` with verdicts by a coin. All other attributes are passed on to the suite."""
+    """The suite `name`, except that a coin decides its verdicts. All other attributes are the suite's."""
 
     def __init__(self, name: str) -> None:
         self._suite = load_suite(name)
@@ -72,9 +72,9 @@ class CoinSuite:
 
 
 class CoinEnv:
-    """An environment as it is, except that a coin gives the final verdict.
+    """An environment that is unchanged, except that a coin decides the final verdict.
 
-    The coin is thrown at each reset.
+    The coin is tossed at each reset.
     """
 
     def __init__(self, env: GuiEnv) -> None:
@@ -89,7 +89,7 @@ class CoinEnv:
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Throw the coin, and reset the environment."""
+        """Toss the coin, and reset the environment."""
         self._heads, self._acted = random.random() < 0.5, False  # noqa: S311 - no secret
         return self._env.reset(seed=seed, options=options)
 

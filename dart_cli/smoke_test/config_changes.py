@@ -32,7 +32,7 @@ PROCESSES = 2
 GROUP_SIZE = 2
 """Most trajectories of a group, and groups of a batch."""
 EPISODES = 4
-"""Most episodes of the evaluation's run."""
+"""Most episodes of the evaluation."""
 MARK = "smoke-test.json"
 """The file that marks the folder of a smoke test, which a later one may remove."""
 
@@ -69,7 +69,7 @@ class SmokeTestPlan:
 
     @property
     def overrides(self) -> list[str]:
-        """Overrides of the TOML file: the user's, then those of the changes."""
+        """Overrides of the TOML file: first the user's, then one for each change."""
         return [*self.user_overrides, *(change.override for change in self.changes)]
 
     @property
@@ -136,9 +136,9 @@ def _refuse_other(folder: Path, original: Config) -> None:
 
 
 def _changes(config: Config, folder: Path) -> Iterator[Change]:
-    """Yield the changes of all keys but the model's.
+    """Yield the changes of all keys except the model's.
 
-    Some leave the value as it is, and are no changes then.
+    The replacement may equal the original value; the caller leaves such changes out.
     """
 
     def to(key: str, value: Any, why: str = "") -> Change:
@@ -194,9 +194,9 @@ def _changes(config: Config, folder: Path) -> Iterator[Change]:
 
 
 def _multiplies_bfloat16() -> bool:
-    """Return whether this processor multiplies bfloat16.
+    """Return True if this processor multiplies bfloat16.
 
-    Where it does not, a product takes 36 times as long as in float32 (torch 2.13, AVX2).
+    If it does not, a product takes 36 times as long as in float32 (torch 2.13, AVX2).
     """
     import torch
 

@@ -46,13 +46,13 @@ def compare_export(config: Config, exported: Path) -> LogprobDifferences:
     """
     # 1. Score with the export.
     export = TrainModel.load_frozen(
-        _single_rank(config, {"path": str(exported), "lora": None, "adapters": ""})
+        _in_float32(config, {"path": str(exported), "lora": None, "adapters": ""})
     )
     batch = _last_batch(config)
     export_scores = rescore(export, batch, config.train.pack_tokens)
 
     # 2. Load the newest published set into the model as configured, and score with it.
-    model = TrainModel.load_frozen(_single_rank(config, {}))
+    model = TrainModel.load_frozen(_in_float32(config, {}))
     published = newest_announced(config)
     if published is None:
         raise RunDirectoryError(f"{weights_dir(config)} holds no weights")
@@ -73,7 +73,7 @@ def compare_export(config: Config, exported: Path) -> LogprobDifferences:
     )
 
 
-def _single_rank(config: Config, model_keys: dict[str, object]) -> Config:
+def _in_float32(config: Config, model_keys: dict[str, object]) -> Config:
     """Return the configuration in float32, with `model_keys` in its section [model]."""
     model = config.model.model_copy(update={**model_keys, "dtype": "float32"})
     return config.model_copy(update={"model": model})

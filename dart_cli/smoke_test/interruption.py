@@ -44,7 +44,7 @@ class Interruption(KeyboardInterrupt):
 def interruptible(seconds: float) -> Iterator[None]:
     """Raise Interruption in the block at a signal of `stop_signals`, or after `seconds`.
 
-    All processes that were started have ended by then.
+    Before it is raised, all processes that this one has started are ended.
     """
     numbers = (*stop_signals(), signal.SIGALRM)
 
@@ -116,7 +116,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _plays(process: psutil.Process) -> bool:
-    """Return whether a process runs a command of `dart` that plays environments."""
+    """Return True if a process runs a command of `dart` that plays environments."""
     with contextlib.suppress(psutil.Error):
         words = process.cmdline()[1:4]
         return words[:2] == ["-m", "dart_cli"] and words[-1] in PLAYING
@@ -124,5 +124,6 @@ def _plays(process: psutil.Process) -> bool:
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal to a process if it still exists."""
     with contextlib.suppress(psutil.Error):
         process.send_signal(number)

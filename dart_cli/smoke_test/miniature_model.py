@@ -2,7 +2,7 @@
 
     cut_config              makes a config.json with fewer and narrower layers
     write_miniature         writes the folder, with weights that write actions (token_chain.py)
-    write_clicking_model     such weights at full size, for a folder that has all else
+    write_clicking_model    writes such weights at full size into a folder that has all other files
 
 The miniature keeps what decides which code runs: the class, the number of heads, patch and merge sizes, the
 rope's sections in proportion, tied or untied embeddings, windowed and full-attention layers of the vision
@@ -36,11 +36,11 @@ from dart_cli.policy.prompt import make_renderer
 from dart_cli.smoke_test.token_chain import TokenChain, make_token_chain, write_chain
 
 HEAD = 8
-"""Size of a head, in the language model and in the vision tower. With less a rope has no room for three
+"""Size of a head, in the language model and in the vision tower. A smaller rope cannot have three
 sections."""
 LAYERS = 2
 LEAST_WIDTH, LEAST_NEURONS = 64, 256
-"""Least width of the language model and of its MLPs, because a chain of actions has a hundred tokens or more."""
+"""Least width of the language model and of its MLPs, because a chain of actions has 100 tokens or more."""
 CLICK_AREA = (320, 240)
 """Width and height in pixels of the top left area that clicks stay in: some suites tell their screen size
 only in play."""
@@ -189,11 +189,9 @@ def write_miniature(
 
 
 def write_clicking_model(folder: Path, chain: TokenChain, dtype: str, device: str) -> None:
-    """Write weights of full size, as in `folder`'s config.json, that follow `chain`.
+    """Write weights that follow `chain` into `folder`, of the sizes in its config.json.
 
-    They are computed on `device`.
-
-    Raises ValueError as `write_chain` does.
+    They are computed on `device`. Raises ValueError as `write_chain` does.
     """
     with torch.device(device):
         model = AutoModelForImageTextToText.from_config(

@@ -163,6 +163,7 @@ class Player:
         }
 
     def _prove(self, *parts: str) -> None:
+        """Note that parts are proved, with the time at which they first were."""
         for part in parts:
             self.proved.setdefault(part, self.budget.spent_s)
 
@@ -204,7 +205,7 @@ class Player:
             raise PartError(f"{broken[0].reason}; fix the environment: `dart env check`")
 
     def fit(self) -> None:
-        """Choose the size in which the run is played, by what a pass, an episode and a process take here."""
+        """Choose the size of the run by the time that a pass, an episode and a start take here."""
         config, left_s, episode_s = self.config, self.budget.left_s, self._episode_s()
         pass_s = self._passes(PLANNED * left_s / PASSES)
         # By now torch and the model are loaded, as in any process of the run.
@@ -302,7 +303,7 @@ class Player:
             self._prove(RESUME)
 
     def goes_on(self, began: float) -> bool:
-        """Return whether there is time for a second update and for the parts after the run.
+        """Return True if there is time for a second update and for the parts after the run.
 
         `began` is when the processes of the run started, in seconds of the budget. The second update takes as
         long as the first one did, counted from the first weights. Export, its comparison and evaluation start
@@ -314,6 +315,7 @@ class Player:
         return self.budget.left_s > max(0.0, update_s - worked_s) + 3 * start_s + ENDING_S
 
     def _has_checkpoint(self) -> bool:
+        """Return True if the run has a checkpoint."""
         return any((self.config.run.dir / "checkpoints").glob("c[0-9]*"))
 
     def _kill_trainer(self) -> bool:
@@ -337,6 +339,7 @@ class Player:
         return self.plan.folder / "exported"
 
     def _export(self) -> None:
+        """Export the run's newest weights. Raises PartError if `dart export` fails."""
         merged = ["--merged"] if self.config.model.lora else []
         path, *rest = self.plan.arguments
         self._run_command("export", ["export", path, str(self.exported), *rest, *merged])
@@ -359,11 +362,13 @@ class Player:
         self._prove(EXPORT_COMPARISON)
 
     def _evaluate(self) -> None:
+        """Play a few episodes with `dart eval`. Raises PartError if it fails."""
         command = ["eval", *self.plan.arguments, "--mode", "sampled", "--keep-as", "smoke-test"]
         self._run_command("evaluation", command)
         self._prove(EVALUATION)
 
     def _run_command(self, name: str, command: Sequence[str]) -> None:
+        """Run one command of `dart` to its end. Raises PartError if it fails."""
         asyncio.run(self._supervised({name: command}, asyncio.Event()))
 
     async def _supervised(self, commands: Mapping[str, Sequence[str]], stop: asyncio.Event) -> None:

@@ -15,7 +15,7 @@ from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.smoke_test.time_budget import RunSize
 
 TEXT = 300
-"""Tokens of a prompt beside those of its screens."""
+"""Tokens of text in a prompt, beside its screens."""
 
 
 class PassTimer:

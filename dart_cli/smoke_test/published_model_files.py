@@ -95,7 +95,7 @@ def write_published_files(config: Config, folder: Path) -> str:
 
 
 def _tokenizer(config: Config) -> PreTrainedTokenizerFast:
-    """Train the tokenizer on the prompts that dart ships and on those of the configuration."""
+    """Train the tokenizer on the prompts that dart ships and on the configuration's."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -54,7 +54,7 @@ def read_stored_run(config: Config) -> StoredRun:
     prompt: list[int] = []
     with open_reader(config.run.dir) as reader:
         for trajectory in reader.trajectories():
-            # The end of the run takes back the episodes that are being played.
+            # The end of the run cancels the episodes that are being played.
             if trajectory.outcome is None or trajectory.stop_reason in ("cancelled", "unanswered"):
                 continue
             episodes += 1

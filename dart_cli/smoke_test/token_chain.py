@@ -87,12 +87,13 @@ class TokenChain:
         self._link(last, self.end)
 
     def _link(self, token: int, following: int) -> None:
+        """Let `following` follow `token`."""
         listed = self.after.setdefault(token, [])
         if following not in listed:
             listed.append(following)
 
     def may_follow(self, token: int, before: str, rest: str, *, shared: bool) -> bool:
-        """Return whether `token` may stand between the texts `before` and `rest`.
+        """Return True if `token` may stand between the texts `before` and `rest`.
 
         `shared` is True as long as an earlier action has the same text.
         """
@@ -294,7 +295,7 @@ def write_chain(model: Any, chain: TokenChain, generator: torch.Generator) -> No
     Embeddings get random directions, output embeddings the same ones, and the last layer's MLP becomes the
     chain. Raises ValueError if it has fewer neurons than the chain has tokens.
     """
-    # 1. Embeddings: random directions, at right angles for the tokens of the chain if there is room.
+    # 1. Embeddings: random directions, at right angles for the tokens of the chain if these are few.
     rows = model.get_input_embeddings().weight
     width = rows.shape[1]
     length = SHARPNESS / width**0.5

@@ -87,7 +87,7 @@ def last_error(log_file: Path) -> str:
 
 
 def _last_match(log_file: Path, pattern: re.Pattern[str]) -> str:
-    """Return the group in the newest line since the last start that matches; empty if no line matches."""
+    """Return the first group of the newest match since the process last started; empty without one."""
     lines = _read(log_file, max(0, _size(log_file) - _TAIL_BYTES)).splitlines()
     for line in reversed(lines):
         if _STARTS in line:
@@ -141,6 +141,7 @@ def _print_stacks(
 
 
 def _log_of(run_dir: Path, worker: RunProcess) -> Path:
+    """Return the log of a process."""
     return log_dir(run_dir) / f"{_LOGS.get(worker.name, worker.name)}.log"
 
 
@@ -149,6 +150,7 @@ def _size(path: Path) -> int:
 
 
 def _read(path: Path, begin: int) -> str:
+    """Return the text of a file from the byte `begin` on; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(begin)

@@ -80,6 +80,7 @@ def state_of(process: ProcessView) -> str:
 
 
 def _gauges(process: ProcessView) -> str:
+    """Return the load of a process in words: the gauges of its role."""
     gauges = process.gauges
     names = [name for name in _GAUGES.get(process.role, ()) if name in gauges]
     texts = [

@@ -1,6 +1,6 @@
 """`dart status --prometheus PORT`: the numbers of the snapshot as Prometheus metrics, on loopback.
 
-    numbers          every number of a snapshot, with its name there and labels
+    numbers          yields every number of a snapshot, with the metric's name and labels
     run_prometheus   serves the metrics until the run ends or Ctrl-C
 
 Every scrape returns the newest snapshot, which is at most `every_s` old. While the data service does not
@@ -22,7 +22,7 @@ from dart_cli.status.run_sections import problems
 from dart_cli.status.watch import snapshots
 
 HOST = "127.0.0.1"
-_LABELS = {  # list -> the fields that tell its members apart
+_LABELS = {  # list -> the fields that differ between its members
     "judges": ("judge",),
     "processes": ("worker", "role", "host"),
     "syncs": ("worker",),
@@ -59,7 +59,7 @@ class _SnapshotCollector:
     """A collector that a prometheus_client registry calls at each scrape."""
 
     def __init__(self, family: Callable[..., Any]) -> None:
-        """`family` is prometheus_client's GaugeMetricFamily."""
+        """Make a collector without a snapshot. `family` is prometheus_client's GaugeMetricFamily."""
         self.snapshot: Snapshot | None = None
         self._family = family
 

@@ -94,6 +94,7 @@ def sparkline(
 
 
 def _block(above: float, span: float) -> str:
+    """Return the block for a value that is `above` the lower end of a scale of length `span`."""
     top = len(_BLOCKS) - 1
     return _BLOCKS[0 if span <= 0 else min(top, max(0, round(above / span * top)))]
 
@@ -126,6 +127,7 @@ def header(snapshot: Snapshot, *, is_old: bool = False) -> RenderableType:
 
 
 def _state(snapshot: Snapshot, *, is_old: bool) -> Text:
+    """Return the state of the run in words; if `is_old`, the time of its last report instead."""
     if snapshot.stopping or snapshot.ending:
         reason = f": {snapshot.reason}" if snapshot.reason else ""
         state = f"over{reason}" if is_old else f"stopping{reason}{_ending(snapshot)}"
@@ -199,7 +201,7 @@ def _ending(snapshot: Snapshot) -> str:
 
 
 def _is_partial(snapshot: Snapshot) -> bool:
-    """Return True if some reward tells more than its outcome, e.g. lies between 0 and 1."""
+    """Return True if some task's mean reward differs from its success, because rewards are partial."""
     return any(task.reward is not None and task.reward != task.success for task in snapshot.tasks)
 
 
@@ -207,6 +209,7 @@ def _is_partial(snapshot: Snapshot) -> bool:
 
 
 def _name_value_table(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+    """Return a table of (name, value) rows, without a header."""
     table = page_table(title, "name", "value", right=("value",))
     table.show_header, table.box, table.columns[0].style = False, None, "bright_black"
     for row in rows:
@@ -301,5 +304,6 @@ def task_results(
 
 
 def _invalid(task: TaskView) -> str:
+    """Return the number of invalid trajectories, with their share from 1 % on."""
     share = task.invalid_share or 0.0
     return f"{task.invalid} ({share:.0%})" if share >= 0.01 else str(task.invalid)

@@ -53,7 +53,10 @@ class StatusPage:
         above: Sequence[RenderableType] = (),
         below: Sequence[RenderableType] = (),
     ) -> None:
-        """`is_old`: the data service has not answered since. `above` and `below` are always shown whole."""
+        """Make a page. `is_old` says that the data service has not answered since the snapshot.
+
+        `above` and `below` are always shown whole.
+        """
         self._snapshot = snapshot
         self._is_live = is_live
         self._top = [*above, header(snapshot, is_old=is_old)]
@@ -71,7 +74,7 @@ class StatusPage:
         room = options.size.height - len(top) - len(below) if self._is_live else None
         draw = cache(lambda section, rows: lines(section.draw(rows)))
         sections = _sections(self._snapshot, console, options)
-        # The note names what is left out, and takes room itself: repeat until it fits.
+        # The note names what is left out, and has lines itself: repeat until everything fits.
         note_lines = 0
         while True:
             fitted = fit(sections, None if room is None else room - note_lines, draw)
@@ -119,6 +122,8 @@ def _sections(snapshot: Snapshot, console: Console, options: ConsoleOptions) -> 
 
 
 def _attention(texts: Sequence[str]) -> Section:
+    """Return the section of the problems, which may be cut to the first ones."""
+
     def draw(rows: int) -> Panel:
         return Panel("\n".join(texts[:rows]), title="needs attention", style="red", box=box.ROUNDED)
 
@@ -126,6 +131,7 @@ def _attention(texts: Sequence[str]) -> Section:
 
 
 def _tasks(snapshot: Snapshot, console: Console, options: ConsoleOptions) -> Section:
+    """Return the section of the tasks, with curves as long as the width allows."""
     for points in _CURVES:
         build = partial(task_results, snapshot, points=points)
         _, lacking = narrowed(build, TASK_COLUMNS, console, options)
@@ -142,6 +148,7 @@ def _tasks(snapshot: Snapshot, console: Console, options: ConsoleOptions) -> Sec
 
 
 def _processes(snapshot: Snapshot, *, has_load: bool) -> Section:
+    """Return the section of the processes, with or without their load."""
     count = len(snapshot.processes)
     return Section(
         draw=lambda rows: processes(snapshot, rows, has_load=has_load),

@@ -53,7 +53,7 @@ class Watcher(AbstractAsyncContextManager["Watcher"]):
         await self._requester.close()
 
     async def snapshot(self) -> Snapshot:
-        """Return the run as it is now; if it has ended normally since, the last snapshot, marked as stopping.
+        """Return a snapshot of the run; if the run has ended normally, its last one, marked as stopping.
 
         Raises DeadlineError with the reason if the data service does not answer in time.
         """

@@ -60,6 +60,7 @@ def fit(sections: Sequence[Section], room: int | None, draw: Draw) -> Fitted:
 
 
 def _fit(sections: Sequence[Section], room: int | None, draw: Draw) -> Fitted:
+    """Do the same as `fit`, but without the smaller forms of sections."""
     fitted = Fitted([], [], [])
     for section in sections:
         remaining = None if room is None else room - len(fitted.lines)

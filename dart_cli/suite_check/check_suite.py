@@ -181,6 +181,7 @@ class Check:
         return [self._report(task) for task in self.tasks if self._episodes.get(task.id)]
 
     def _report(self, task: Task) -> TaskReport:
+        """Return the report of a task from its episodes so far."""
         episodes = self._episodes[task.id]
         return report_on_task(task, episodes, bounds_of(self._options), self.episodes_each)
 
@@ -331,10 +332,12 @@ def _number(number: int, what: str) -> str:
 
 
 def _count(number: int) -> str:
+    """Return a number; a dash for 0."""
     return str(number) if number else "-"
 
 
 def _share(counts: tuple[int, int] | None) -> str:
+    """Return (passed, played) as text: `3/5`; a dash if nothing was played."""
     return "-" if counts is None or not counts[1] else f"{counts[0]}/{counts[1]}"
 
 

@@ -181,6 +181,7 @@ class HandEpisode:
             write(f"no step is left after {len(self._frames)}")
 
     def _format(self, action: Action, screen: Observation) -> str:
+        """Return an action as text, in the compact language if it can be written in it."""
         try:
             return self._action_parser.format(action, _pixels(screen))
         except ActionError:

@@ -1,7 +1,7 @@
 """Report what the probes' episodes show about one task.
 
     Bounds           limits beyond which a task is slow or guessable
-    TaskReport       what is known of one task; `wrong` if its evaluator or environment must be fixed
+    TaskReport       what the episodes show about one task; `wrong` if its evaluator or environment must be fixed
     report_on_task   makes the report from the episodes
 
 A pass by doing nothing, or by a claim alone, is false. A pass by random clicks is not: some tasks consist of
@@ -54,9 +54,7 @@ class TaskReport:
 
     task_id: str
     episodes: int
-    left_out: int = (
-        0  # episodes not played, because the first one broke or a signal stopped the check
-    )
+    left_out: int = 0  # episodes not played: the first one broke, or a signal stopped the check
     false_passes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)  # environment or evaluator broke
     true_at_reset: list[str] = field(default_factory=list)
@@ -88,7 +86,7 @@ def report_on_task(
 ) -> TaskReport:
     """Return the report of a task from its episodes.
 
-    `planned` is the number of planned episodes; None means these.
+    `planned` is the number of episodes that were planned; None if all of them were played.
     """
     resets = [episode.reset_s for episode in episodes if episode.reset_s is not None]
     steps = [seconds for episode in episodes for seconds in episode.step_s]

@@ -94,6 +94,7 @@ def read_data(config: Config) -> ItemData | ActionData | Trajectories:
 
 
 def _kind_of(folder: Path) -> str:
+    """Return the kind of training data in a folder or file, by the files that it has."""
     if is_run(folder):
         return "trajectories"
     if (folder / EPISODES).is_file():
@@ -104,6 +105,7 @@ def _kind_of(folder: Path) -> str:
 
 
 def _grounding(folders: Sequence[Path]) -> ItemData:
+    """Return the items of grounding sets that name a place. Raises UserError for malformed rows."""
     items: list[Item] = []
     without = 0
     digests: list[str] = []
@@ -126,6 +128,7 @@ def _grounding(folders: Sequence[Path]) -> ItemData:
 
 
 def _actions(folders: Sequence[Path]) -> ActionData:
+    """Return the episodes of folders. Raises UserError if there is no step to learn."""
     rows = [row for folder in folders for row in read_episodes(folder)]
     data = ActionData(rows, _digest_of(rows), f"{len(rows)} episodes")
     if not len(data):

@@ -22,7 +22,7 @@ LORA_FACTOR, LORA_MOST = 10.0, 2e-3
 """The rate of adapters in multiples of a model's, and its greatest value: adapters can be trained faster."""
 
 BATCHES = ((512, 8), (2048, 16))
-"""(rows, examples of an update) pairs: the first with more rows than there are applies, else LARGE_BATCH."""
+"""(rows, batch) pairs: the first one with more rows than the data applies; if none has, LARGE_BATCH."""
 LARGE_BATCH = 32
 
 UPDATES = 400

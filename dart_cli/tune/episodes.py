@@ -6,7 +6,7 @@ ActionExamples   the learned steps: the prompt that a rollout would show, and th
 
 A line of FOLDER/episodes.jsonl is an episode: {"instruction": TEXT, "steps": [{"image": PATH, "action":
 {"kind": "click", "x": 84, "y": 42}, "thought": TEXT, "learned": true}]}. Paths of pictures are relative to
-FOLDER. Actions are those of envs/contract/actions.py, in pixels of their picture. A step with "learned":
+FOLDER. An action is written as in envs/contract/actions.py, in pixels of their picture. A step with "learned":
 false was wrong: it is only shown in the history of later steps. scripts/foreign_rows writes this format from
 the data of other projects.
 
@@ -127,6 +127,8 @@ def picture_of(home: Path, name: str) -> tuple[Path, tuple[int, int]]:
 
 @dataclass(frozen=True)
 class _Place:
+    """One step of a demonstration, by number."""
+
     demonstration: Demonstration
     step: int
 
@@ -169,6 +171,7 @@ class ActionExamples:
         return self._example(self._places[index])
 
     def _example(self, place: _Place) -> Example:
+        """Return the example of a step. Raises UserError if it is longer than the model's positions."""
         answer, prompt = self._answer(place), self._prompt(place)
         longest = self._policy.max_positions
         if len(prompt.token_ids) + len(answer) > longest:
@@ -180,6 +183,7 @@ class ActionExamples:
         return Example(prompt, answer)
 
     def _answer(self, place: _Place) -> list[int]:
+        """Return the token ids of a step's action [A]. Raises UserError if it cannot be written."""
         try:
             text = self._text(place.demonstration.steps, place.step)
         except ActionError as error:
@@ -196,6 +200,7 @@ class ActionExamples:
         return answer
 
     def _text(self, steps: Sequence[DemonstratedStep], number: int) -> str:
+        """Return the thought and the action of a step in the action language. Raises ActionError."""
         config, step, pointer = self._config, steps[number], None
         for before in steps[:number]:
             pointer = pointer_after(before.action, pointer)
@@ -210,6 +215,7 @@ class ActionExamples:
         )
 
     def _prompt(self, place: _Place) -> RenderedPrompt:
+        """Return the prompt of a step, with its history as [policy] shows it. Raises UserError."""
         steps, config = place.demonstration.steps, self._config
         first = 0 if self._history.evicts else max(0, place.step - config.history_turns)
         try:

@@ -6,7 +6,7 @@ PointerAnswers        the same answers with a pointer in place of the numbers
 TruthAnswers          answers for a verifier: True or False
 Examples              items with their prompts and answers, checked before anything is trained
 ItemPrompts           the configuration of the prompts, and the format of the answers
-item_prompts          returns it for a configuration, as `dart eval grounding` asks
+item_prompts          returns the ItemPrompts of a configuration, as `dart eval grounding` asks
 answers_of            returns the answers that the model learns
 demonstration_config  returns the configuration of the prompts of demonstrations
 """
@@ -41,7 +41,7 @@ class Example:
 
 
 class Answers(Protocol):
-    """The answers that the model learns."""
+    """An interface: answers that the model learns."""
 
     def of(self, item: Item) -> tuple[list[int], Shares | None]:
         """Return the token ids of an answer [A], and the box of their pointer.
@@ -74,7 +74,7 @@ class TextAnswers:
         return make_coordinate_map(config.coordinates, *item.size, self._policy.images.screens)
 
     def of(self, item: Item) -> tuple[list[int], Shares | None]:
-        """See Answers."""
+        """Return the token ids of an answer [A], and no box. Raises ActionError if there is none."""
         return self._policy.encode_completion(self.text(item)), None
 
 
@@ -89,7 +89,10 @@ class PointerAnswers:
         self._texts = TextAnswers(policy, config, answers)
 
     def of(self, item: Item) -> tuple[list[int], Shares | None]:
-        """See Answers."""
+        """Return the token ids of an answer [A], and the box of its pointer, in shares of the screen.
+
+        Raises ActionError if the text does not have exactly one point.
+        """
         text = self._texts.text(item)
         read = self._points.read(text)
         if len(read.points) != 1:
@@ -102,7 +105,7 @@ class PointerAnswers:
 
 
 class TruthAnswers:
-    """Answers for a verifier: True if the mark of a row is right, which is so if the item has a region."""
+    """Answers for a verifier: True if the mark is right. The item of a right mark has a region."""
 
     def __init__(self, policy: LoadedPolicy, config: Config) -> None:
         thought = make_renderer(policy, config.policy).closed_thought()
@@ -110,7 +113,7 @@ class TruthAnswers:
         self._tokens = {True: true, False: false}
 
     def of(self, item: Item) -> tuple[list[int], Shares | None]:
-        """See Answers."""
+        """Return the token ids of True or False [A], and no box."""
         return self._tokens[item.region is not None], None
 
 
@@ -144,6 +147,7 @@ class Examples:
         return Example(self._prompt(item), answer, box)
 
     def _answer(self, item: Item) -> tuple[list[int], Shares | None]:
+        """Return an answer and the box of its pointer. Raises UserError if it cannot be written."""
         try:
             answer, box = self._answers.of(item)
         except ActionError as error:
@@ -157,6 +161,7 @@ class Examples:
         return answer, box
 
     def _prompt(self, item: Item) -> RenderedPrompt:
+        """Return the prompt of an item. Raises UserError if it is longer than the model's positions."""
         try:
             prompt = self._renderer.render(item.instruction, [], item.image.read_bytes())
         except OSError as error:
@@ -216,7 +221,7 @@ class ItemPrompts:
 def item_prompts(config: Config, verifier: VerifierSpec | None) -> ItemPrompts:
     """Return how items are asked; with `verifier`, how a verifier is asked.
 
-    [policy] is that of the answer format, with the keys that the file sets over it. Raises ConfigError.
+    Its [policy] has the prompts of the answer format; keys that the file sets are kept. Raises ConfigError.
     """
     tune, policy = config.tune, config.policy
     own = policy.model_fields_set - {"action_parser", "pointing"}

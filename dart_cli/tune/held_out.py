@@ -45,7 +45,7 @@ MARGIN = 0.05
 of the rows."""
 
 BY_HEART = 0.5
-"""If the loss of the learned rows fell to this share, but not that of others, they were learned by heart."""
+"""If only the loss of the learned rows fell, and fell to this share, they were learned by heart."""
 QUARTER = 4
 """The loss at the beginning and end of a stage is the mean over its first and last quarter: single updates
 vary."""
@@ -152,6 +152,7 @@ class Outcome:
         return lines
 
     def _fix(self, lr: float, updates: int) -> str:
+        """Return why probably nothing was learned, and what to do about it."""
         if self.before is not None and self.before.right >= 0.95 * self.rows:
             return "the model could do this before; give it rows that it cannot, or go on to the next step"
         if self.fell:
@@ -206,7 +207,10 @@ class HeldOutMeter:
         batch: int,
         places: PlaceItems | None,
     ) -> None:
-        """`rows` are held out; a forward pass has `batch` of them. Without `places`, answers are compared."""
+        """Make a meter for the held-out `rows`, `batch` of them in a forward pass.
+
+        With `places`, hits are counted; without, answers that equal the recorded ones.
+        """
         self._config = config
         self._policy = policy
         self._training_set = training_set
@@ -228,6 +232,7 @@ class HeldOutMeter:
 
     @torch.no_grad()
     def _loss(self) -> float:
+        """Return the mean loss over the held-out rows."""
         total = 0.0
         losses = LossSettings(target=self._config.tune.target)
         for first in range(0, len(self._rows), self._batch):
@@ -237,6 +242,7 @@ class HeldOutMeter:
         return total / len(self._rows)
 
     async def _right(self) -> int:
+        """Return how many of the held-out rows the model answers rightly."""
         engine = TransformersEngine(self._policy, max_batch=AT_ONCE)
         try:
             if self._places is not None:
@@ -249,6 +255,7 @@ class HeldOutMeter:
             await engine.close()
 
     async def _hits(self, engine: TransformersEngine, places: PlaceItems) -> int:
+        """Return how many places of the held-out items the model hits."""
         policy = self._config.policy
         rollout = self._config.rollout.model_copy(update={"max_tokens": places.answers.max_tokens})
         responder = PolicyResponder(
@@ -269,6 +276,7 @@ class HeldOutMeter:
     async def _is_right(
         self, engine: TransformersEngine, row: int, limit: asyncio.Semaphore
     ) -> bool:
+        """Return True if the greedy answer to a row equals the recorded one."""
         async with limit:
             recorded = self._training_set.recorded(row)
             request = GenerateRequest(

@@ -117,7 +117,7 @@ def collate_batch(
 def batch_loss(
     policy: LoadedPolicy, batch: SftBatch, settings: LossSettings, counts: tuple[int, int]
 ) -> Costs:
-    """Return the loss of some examples of a batch; `counts` are those of the whole batch."""
+    """Return the loss of some examples; `counts` are the `counts_of` the whole batch."""
     model, device = policy.model, policy.device
     features = image_features(model, batch.inputs.images)
     states = last_hidden(model, batch.inputs, last=batch.last, features=features)
@@ -140,9 +140,9 @@ def batch_loss(
         row, at = batch.pads.to(device).unbind(1)
         queries = states[row, at]
         for image in dict.fromkeys(batch.pointed_images):
-            mine = [i for i, index in enumerate(batch.pointed_images) if index == image]
-            target = torch.stack([batch.targets[i] for i in mine]).to(device)
-            logits = head.logits(queries[mine], head.keys(features.embeds[image]))
+            pointers = [i for i, index in enumerate(batch.pointed_images) if index == image]
+            target = torch.stack([batch.targets[i] for i in pointers]).to(device)
+            logits = head.logits(queries[pointers], head.keys(features.embeds[image]))
             kl, outside = pointing_kl(logits, target), mass_outside(logits, target)
             loss = kl + outside if settings.target == "v2p" else kl
             parts.append(loss.sum() / counts[1])
@@ -168,6 +168,7 @@ def _sampled(answer: Sequence[int], policy: LoadedPolicy) -> list[int]:
 
 
 def _target(example: Example, rows: int, columns: int, settings: LossSettings) -> torch.Tensor:
+    """Return the target of a pointer over the cells of its screenshot."""
     assert example.box is not None
     if settings.target == "v2p":
         return gaussian_target(example.box, rows, columns)

@@ -157,6 +157,7 @@ def dry_run_lines(
 
 
 def _trained_parts(config: Config, kind: AnswerKind) -> str:
+    """Return which weights are trained, and in which form they are written."""
     lora = config.model.lora
     if lora is None:
         return "all weights" + (" but the vision tower" if config.model.freeze_vision else "")
@@ -214,6 +215,7 @@ def print_stopped(
 
 
 def _curve_table(title: str, curve: Sequence[Point]) -> Table:
+    """Return a table of at most _ROWS points of the curve."""
     metrics = [name for name in _METRICS if any(name in point for point in curve)]
     right = ("updates", "seconds", "lr", *metrics)
     table = page_table(title, "stage", *right, right=right)

@@ -107,7 +107,7 @@ class Pace:
         self._updates = 0  # of the stage, in this process
 
     def begin_stage(self) -> None:
-        """Forget the updates so far: those of another stage take another time."""
+        """Forget the updates so far, because the updates of another stage take another time."""
         self._losses.clear()
         self._start, self._updates = self._clock(), 0
 

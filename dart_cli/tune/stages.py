@@ -56,6 +56,7 @@ class _Stage:
 
 
 def _stages(tune: TuneConfig, hyperparameters: Hyperparameters, kind: AnswerKind) -> list[_Stage]:
+    """Return the stages of a training; only a pointer head has a stage before the whole model."""
     losses = LossSettings(target=tune.target)
     share = tune.head_share if kind == "pointer" else 0.0
     stages = [
@@ -134,6 +135,7 @@ def train_stages(
 def _budget(
     tune: TuneConfig, hyperparameters: Hyperparameters, stage: _Stage, training_set: TrainingSet
 ) -> Budget:
+    """Return the number of updates and the time limit of a stage."""
     order = Order(training_set.group_names, hyperparameters.batch, "")
     updates = order.updates(hyperparameters.epochs * stage.share)
     return Budget(updates, 60 * tune.max_minutes * stage.share)
@@ -155,7 +157,7 @@ class _StageRun:
         training_folder: TrainingFolder,
         pace: Pace,
     ) -> None:
-        """`budgets` are those of this stage and of the stages that follow."""
+        """Prepare a stage. `budgets` has the budget of this stage, then of each later stage."""
         self._tune = config.tune
         self._hyperparameters = hyperparameters
         self._stage = stage
@@ -219,6 +221,7 @@ class _StageRun:
         return metrics["loss"]
 
     def _print_length(self, title: str) -> None:
+        """Print how long this stage and the later ones take."""
         updates = sum(budget.updates for budget in self._budgets) - self._updates + 1
         print_length(title, updates, self._pace.update_s, self._left_s(), self._tune.max_minutes)
 
@@ -226,17 +229,21 @@ class _StageRun:
         return time.monotonic() - self._start
 
     def _share(self) -> float:
+        """Return the share of the stage that is over, in [0, 1]."""
         return self._budgets[0].share(self._updates, self._seconds())
 
     def _left_s(self) -> float:
+        """Return the seconds that this stage and the later ones still take."""
         return seconds_left(self._budgets, self._updates, self._seconds(), self._pace.update_s)
 
     def _progress(self) -> Progress:
+        """Return how far the training is."""
         return self._training_folder.progress.model_copy(
             update={"stage": self._number, "updates": self._updates, "seconds": self._seconds()}
         )
 
     def _save(self) -> None:
+        """Save the state, so that a second start continues here."""
         self._training_folder.save(self._progress(), self._trainer.state())
 
 
@@ -281,7 +288,7 @@ def interruptible() -> Iterator[None]:
 
 
 def rate(peak: float, share: float) -> float:
-    """Return the learning rate of an update in the middle of which `share` of the stage is over."""
+    """Return the learning rate of an update; in its middle, `share` of the stage is over."""
     if share < WARM_UP:
         return peak * share / WARM_UP
     return peak * 0.5 * (1.0 + math.cos(math.pi * (share - WARM_UP) / (1.0 - WARM_UP)))

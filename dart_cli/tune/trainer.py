@@ -47,6 +47,7 @@ class TokenRows:
     def _replace(
         self, _: nn.Module, arguments: tuple[torch.Tensor, ...], output: torch.Tensor
     ) -> Any:
+        """Return the embedding's output with the trained rows in place of the tokens' own."""
         ids = arguments[0]
         for row, token in zip(self.rows, self._tokens, strict=True):
             output = torch.where((ids == token)[..., None], row.to(output.dtype), output)
@@ -170,6 +171,7 @@ class Trainer:
         return {**metrics, "grad_norm": norm.item(), "lr": lr}
 
     def _precision(self) -> AbstractContextManager[Any]:
+        """Return the context in which products are computed in the dtype `compute`."""
         if self._compute == torch.float32:
             return nullcontext()
         return torch.autocast(self._policy.device.type, self._compute)

@@ -77,11 +77,11 @@ class ExampleSet:
 
     @property
     def group_names(self) -> Sequence[str]:
-        """See TrainingSet."""
+        """The group of each example [N]: its screenshot, or its demonstration."""
         return self._examples.group_names
 
     def passes(self, rows: Sequence[int], losses: LossSettings) -> Iterator[Costs]:
-        """See TrainingSet."""
+        """Yield the costs of some examples, `micro_batch` of them in a forward pass; 0 means all."""
         examples = [self._examples.of(row) for row in rows]
         counts = counts_of(examples, self._policy)
         size = self._micro_batch or len(examples)
@@ -90,7 +90,7 @@ class ExampleSet:
             yield batch_loss(self._policy, batch, losses, counts)
 
     def recorded(self, index: int) -> RecordedAnswer:
-        """See TrainingSet."""
+        """Return one prompt with its answer, to ask the model without training it."""
         example = self._examples.of(index)
         return RecordedAnswer(example.prompt.token_ids, example.prompt.images, example.answer, [])
 
@@ -111,7 +111,7 @@ class StepSet:
 
     @property
     def group_names(self) -> Sequence[str]:
-        """See TrainingSet."""
+        """The trajectory of each step [N]."""
         return self._trajectories.names
 
     def passes(self, rows: Sequence[int], losses: LossSettings) -> Iterator[Costs]:  # noqa: ARG002 - of items
@@ -131,7 +131,7 @@ class StepSet:
                 yield costs
 
     def recorded(self, index: int) -> RecordedAnswer:
-        """See TrainingSet."""
+        """Return the prompt of one step with its completion, to ask the model without training it."""
         step, images = self._trajectories.step(index)
         return RecordedAnswer(
             step.prompt_token_ids.tolist(), images, step.token_ids.tolist(), list(step.patches)
@@ -147,16 +147,16 @@ class LearnedRows:
 
     @property
     def group_names(self) -> Sequence[str]:
-        """See TrainingSet."""
+        """The group of each learned row [N]."""
         names = self._whole.group_names
         return [names[row] for row in self._rows]
 
     def passes(self, rows: Sequence[int], losses: LossSettings) -> Iterator[Costs]:
-        """See TrainingSet."""
+        """Yield the costs of some rows, which are counted within the learned ones."""
         return self._whole.passes([self._rows[row] for row in rows], losses)
 
     def recorded(self, index: int) -> RecordedAnswer:
-        """See TrainingSet."""
+        """Return one row, counted within the learned ones, to ask the model without training it."""
         return self._whole.recorded(self._rows[index])
 
 
@@ -190,6 +190,7 @@ class Order:
         ]
 
     def _shuffled(self, epoch: int) -> list[int]:
+        """Return all examples in the order of an epoch, group by group."""
         rng = Random(f"{self._seed}/{epoch}")  # noqa: S311 - repeatable on purpose
         names = list(self._members)
         rng.shuffle(names)

@@ -168,6 +168,7 @@ class _Selection:
         self.incomplete = 0  # left out, since a part of them was removed
 
     def add(self, source: _Source, number: str, trajectory: Trajectory) -> None:
+        """Select all steps of a trajectory; `number` is the place of its source in `tune.data`."""
         self.count += 1
         self._tasks.add(trajectory.task_id)
         name = f"{number}/{trajectory.id}"
@@ -289,7 +290,7 @@ def _fingerprint_of(path: Path) -> str:
 def _refuse_other_vocabulary(
     path: Path, fingerprint: str, facts: ModelFacts, config: Config
 ) -> None:
-    """Raise UserError if tokens with the vocabulary `fingerprint` are not those of the model."""
+    """Raise UserError if `fingerprint` is of another vocabulary than the model's; empty means unknown."""
     if fingerprint and fingerprint != facts.fingerprint:
         raise UserError(
             f"{path}: its tokens are not those of model.path = {config.model.path}; begin with a model that "

@@ -111,6 +111,7 @@ class _Plan:
 def _tune(
     config: Config, plan: _Plan, *, fresh: bool, as_json: bool, dry_run: bool
 ) -> TuneResult | None:
+    """Carry out a plan, and print and return the result; return None for a dry run."""
     # 1. Choose what is held out and with which hyperparameters the rest is learned.
     split = split_rows(plan.data.names, config.tune.held_out, config.run.seed)
     hyperparameters = choose_hyperparameters(
@@ -178,7 +179,7 @@ def _tune(
         except KeyboardInterrupt:
             print_stopped(console, training_folder, before, watch, as_json=as_json)
             raise
-        # 4. Write the new folder, and remove that of the training.
+        # 4. Write the new folder, and remove the folder of the training.
         curve = training_folder.curve()
         first_loss, last_loss = first_and_last_loss(curve)
         outcome = Outcome(

@@ -143,6 +143,7 @@ def marks(item: Item, others: Sequence[Item], rng: Random) -> list[tuple[str, Po
 def _rows_of(
     item: Item, others: Sequence[Item], out: Path, spec: VerifierSpec, rng: Random
 ) -> list[Row]:
+    """Write the pictures of an item's marks, and return their rows. Raises UserError."""
     try:
         screenshot = open_screenshot(item.image.read_bytes())
     except (OSError, EngineError) as error:

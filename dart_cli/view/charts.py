@@ -33,9 +33,8 @@ VERSION_COLOURS = 6
 WHOLE: Interval = (-inf, inf)
 """The whole x axis, which is shown by default."""
 
-_LEAST_TOKENS = (
-    24  # bars in the width of a chart, at least, so that a few bars do not become blocks
-)
+# The width of a chart is divided into at least so many bars, so that a few bars do not become blocks.
+_LEAST_TOKENS = 24
 _ROUNDING = 1e-12  # smaller differences, relative to 1 and to the values, are rounding
 _MAX_READINGS = 48  # places across a chart at which its values can be read
 _TALL = 200  # pixels from which on a chart is tall
@@ -232,6 +231,7 @@ class _PlotArea:
 
 
 def _share(value: float, bounds: Interval) -> float:
+    """Return where a value lies between two bounds, from 0 to 1; the middle if they are equal."""
     low, high = bounds
     return (value - low) / (high - low) if high > low else 0.5
 
@@ -241,11 +241,12 @@ def _padded(low: float, high: float) -> Interval:
     size = max(abs(low), abs(high))
     if high - low > _ROUNDING * max(1.0, size):
         return low, high
-    room = size * 0.1 if size > _ROUNDING else 1.0
-    return low - room, high + room
+    margin = size * 0.1 if size > _ROUNDING else 1.0
+    return low - margin, high + margin
 
 
 def _line(area: _PlotArea, series: Series) -> Markup:
+    """Return the path of a line."""
     places = "L".join(f"{area.x(place)} {area.y(value)}" for place, value in series.points)
     return Markup('<path class="{}" d="M{}"><title>{}</title></path>').format(
         series.kind, places, series.name
@@ -261,6 +262,7 @@ def _dots(area: _PlotArea, lines: Sequence[Series]) -> Iterator[Markup]:
 
 
 def _dot(area: _PlotArea, series: Series, place: float, value: float) -> str:
+    """Return a dot on a line."""
     return f'<circle class="{series.kind}" cx="{area.percent(place)}" cy="{area.y(value)}" r="3"/>'
 
 
@@ -344,6 +346,7 @@ def _readings(area: _PlotArea, lines: Sequence[Series], x: str) -> Iterator[Mark
 
 
 def _surrounds(series: Series, place: float) -> bool:
+    """Return True if a line has points on both sides of a place, or at it."""
     return series.points[0][0] <= place <= series.points[-1][0]
 
 
@@ -383,7 +386,7 @@ def _bounds(series: Series, place: float) -> str:
 
 
 def _card_start(area: _PlotArea, place: float) -> str:
-    """Return the opening tags of the list of values at a place, on the side with more room."""
+    """Return the opening tags of the list of values at a place, on the side with more space."""
     share, middle = _share(place, area.x_range), area.percent(place)
     if share < 0.5:
         kind, left, width = "right", middle, f"{(1 - share) * 100:.2f}%"

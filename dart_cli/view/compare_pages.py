@@ -47,7 +47,7 @@ class ComparedRun:
 
     @property
     def lately(self) -> dict[str, float | None]:
-        """Task -> success over its newest trajectories."""
+        """Task id -> success over the newest trajectories of the task."""
         return recent_by_task(self.curves.success)
 
     def line(self, task: str | None) -> Series:
@@ -124,5 +124,6 @@ def _read(path: Path, scope: Scope, kind: str) -> ComparedRun:
 
 
 def _success_chart(scope: Scope, runs: Sequence[ComparedRun], task: str | None) -> Markup:
+    """Return a chart of the success of all runs: of a task, or of the mean over tasks."""
     lines = [run.line(task) for run in runs]
     return success_chart(scope, lines, lines, 300)

@@ -94,6 +94,7 @@ def shot(run_dir: Path, name: str, file: str) -> bytes:
 
 
 def _read(run_dir: Path, names: Sequence[str], name: str) -> Evaluation:
+    """Return the evaluation `name`, which must be one of `names`. Raises UserError if it is not."""
     evaluation = read_evaluation(run_dir, name) if name in names else None
     if evaluation is None:
         raise UserError(f"no evaluation {name} in {run_dir}{did_you_mean(name, names)}")
@@ -116,7 +117,7 @@ class Part:
 
     @property
     def is_partial(self) -> bool:
-        """Whether rewards tell more than success."""
+        """Whether some task's mean reward differs from its success, because rewards are partial."""
         return any(row.is_partial for row in self.rows)
 
     @property
@@ -142,6 +143,7 @@ class Part:
 
 
 def _parts(evaluation: Evaluation) -> Iterator[Part]:
+    """Yield the tasks and the compositions of each mode that was played."""
     for mode, score in evaluation.modes.items():
         if score.tasks:
             yield Part(label=mode, rows=score.tasks, whole=score.overall, estimates=score.pass_at)

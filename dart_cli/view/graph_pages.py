@@ -212,6 +212,7 @@ def _growth(screens: dict[str, list[Screen]], last: int) -> Markup:
 
 
 def _setting_text(value: object) -> str:
+    """Return the value of a setting as text; a dash if it is empty."""
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "-"
     return "-" if value in (None, "") else str(value)
@@ -317,6 +318,7 @@ def anchor_of(screen: str, place: str) -> str:
 
 
 def _rectangle(element: Element, kind: str, title: str) -> Markup:
+    """Return a rectangle around an element, with a title."""
     left, top, right, bottom = element.box
     return Markup(
         '<rect class="{}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>'

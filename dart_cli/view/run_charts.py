@@ -131,6 +131,7 @@ def metric_cards(scope: Scope, runs: Sequence[tuple[str, str, RunCurves]]) -> li
 def _metric_card(
     scope: Scope, runs: Sequence[tuple[str, str, RunCurves]], name: str, *, is_first: bool
 ) -> Values:
+    """Return the values of the card of one metric: its name, newest value and chart."""
     lines = [
         curves.Series(name=run or name, points=run_curves.metrics[name], kind=kind)
         for run, kind, run_curves in runs

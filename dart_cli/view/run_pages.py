@@ -65,6 +65,7 @@ _ACTION_WORD = "Action:"
 
 
 def _page(reader: Reader, site: Site, query: Query, *, reload: bool = True) -> Values:
+    """Return the values that all pages of a run share; the browser reloads a page of a live run."""
     now, run = time.time(), run_of(reader)
     silent_s = min((now - process.heard_at for process in reader.processes()), default=None)
     run_id = "not started yet" if run is None else run.id
@@ -199,6 +200,7 @@ def task(reader: Reader, site: Site, query: Query, name: str) -> Values:
 
 
 def _task_rows(counts: RunCounts, curve: Sequence[CurvePoint]) -> list[Values]:
+    """Return a row for each task: its counts, its newest success and its curve."""
     rows = []
     points, recent = curves.by_task(curve), curves.recent_by_task(curve)
     for name, task_counts in counts.tasks.items():
@@ -249,6 +251,7 @@ def group(reader: Reader, site: Site, query: Query, name: str) -> Values:
 def _with_members(
     reader: Reader, rows: Sequence[GroupRow]
 ) -> list[tuple[GroupRow, list[TrajectoryRow]]]:
+    """Return the groups, each with its trajectories."""
     members: dict[str, list[TrajectoryRow]] = {row.id: [] for row in rows}
     for member in reader.trajectories(group_ids=list(members)):
         members[member.group_id].append(member)

@@ -1,4 +1,4 @@
-"""Screenshots as SVG with marks over them. The image is referred to, because pages may not embed images.
+"""Screenshots as SVG with marks over them. The SVG refers to the image by its address or anchor.
 
 image_size     the width and height of an encoded image
 reduced        the same image with fewer pixels
@@ -75,6 +75,7 @@ def action_marks(action: Mapping[str, Any] | None, width: int) -> Markup:
 
 
 def _mark_svg(mark: Line | Ring) -> Markup:
+    """Return a mark with a light edge, so that it is visible on any screenshot."""
     if isinstance(mark, Line):
         path = "M" + "L".join(f"{x:g} {y:g}" for x, y in mark.points)
         return Markup('<path class="halo" d="{0}"/><path class="mark" d="{0}"/>').format(path)
@@ -90,6 +91,7 @@ def heat_marks(pointed: Sequence[PointerMap], width: int, height: int) -> Markup
 
 
 def _heat_svg(pointer_map: PointerMap, width: int, height: int) -> Markup:
+    """Return the cells, regions and candidates of one pointer."""
     heat = heat_of(pointer_map)
     levels = np.rint(heat / 255 * LEVELS).astype(int)
     parts = [

@@ -241,6 +241,7 @@ def _pages(
 
 
 def _shots(run_dir: Path) -> Route:
+    """Return the route of the screenshots in the films of evaluations."""
     return _pictures(
         "/evaluations/{name}/shots/{key}",
         lambda name, key: evaluation_pages.shot(run_dir, name, key),
@@ -322,17 +323,21 @@ class Guard(HttpGuard):
     wrong_method = "This server is read-only: use GET or HEAD."
 
     def __init__(self, app: ASGIApp, *, host: str, token: str = "") -> None:
-        """See HttpGuard."""
+        """Guard the application `app`, which answers only requests for `host`; `token` may be empty."""
         super().__init__(app, host=host, token=token)
         # All ports of a host share cookies, so the cookie of each server needs another name.
         self._cookie = f"dart-view-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
     def refused(self, status: HTTPStatus, text: str, headers: Mapping[str, str]) -> Response:
-        """See HttpGuard."""
+        """Return the response to a refused request, as plain text."""
         return PlainTextResponse(text, status, headers)
 
     def check_token(self, request: Request) -> Response | None:
-        """See HttpGuard."""
+        """Return None if the request has the token as a cookie; otherwise return a response.
+
+        If the token is in the address, the response stores it as a cookie and redirects to the same address
+        without it. If there is no right token, the response is a refusal.
+        """
         offered = request.query_params.get("token")
         if offered is None:
             if self.is_right(request.cookies.get(self._cookie, "")):
@@ -386,4 +391,5 @@ def write_file(run_dir: Path, path: Path, trajectory: str = "") -> int:
 
 
 def _exported(graph: GraphReader, keys: Iterable[str]) -> dict[str, bytes]:
+    """Return screenshots of an exploration by key, small enough for an exported file."""
     return {key: reduced(graph.screenshot(key), EXPORTED) for key in keys}

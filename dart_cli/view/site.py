@@ -50,7 +50,7 @@ REFRESH_S = 5
 
 
 class Site:
-    """The pages of a server."""
+    """The pages of a server: it renders their templates and makes their addresses."""
 
     exported = False
     policy = ""  # the content policy within the page; a server sends POLICY as a header instead
@@ -61,7 +61,7 @@ class Site:
         root: str = "",
         sections: tuple[str, ...] = ("tasks", "groups", "trajectories", "evaluations"),
     ) -> None:
-        """`root` is the path of the pages; every page links to the `sections`."""
+        """Make the pages below the path `root`; every page links to the `sections`."""
         self.name = run_dir.resolve().name
         self.root = root
         self.sections = sections
@@ -103,12 +103,11 @@ class File(Site):
     exported = True
 
     def __init__(self, run_dir: Path, images: Callable[[Iterable[str]], dict[str, bytes]]) -> None:
-        """`images` returns encoded images by content hash."""
+        """Make a file for a run. `images` returns encoded images by content hash."""
         super().__init__(run_dir)
         digest = base64.b64encode(hashlib.sha256(stylesheet().encode()).digest()).decode()
-        allowed = (
-            f"img-src data:; style-src 'sha256-{digest}'"  # the style and the images of this file
-        )
+        # Only the style and the images of this file are allowed.
+        allowed = f"img-src data:; style-src 'sha256-{digest}'"
         self.policy = f"default-src 'none'; {allowed}; base-uri 'none'"
         self._images = images
         self._used: dict[str, None] = {}
@@ -132,6 +131,7 @@ class File(Site):
 
 
 def _symbol(key: str, image: bytes) -> Markup:
+    """Return an embedded image as a symbol, to which any number of `use` elements can refer."""
     with Image.open(io.BytesIO(image)) as opened:
         width, height = seen_size(opened)
     data = f"data:{image_type(image)};base64,{base64.b64encode(image).decode()}"

@@ -95,7 +95,7 @@ def test_settings_that_nothing_reads_are_told_with_what_reads_them() -> None:
     assert "warning" not in dict(describe(Config()))
     changed: dict[str, Any] = {"data": {"baseline_margin": 0.1}}
     told = dict(describe(Config.model_validate(changed)))["warning"]
-    assert told == "no effect: data.baseline_margin (only with data.advantage by trackers)"
+    assert told == "no effect: data.baseline_margin (only with data.advantage by running baselines)"
     changed["data"] |= {"group_size": 1, "advantage": "task_baseline"}
     assert "warning" not in dict(describe(Config.model_validate(changed)))
 

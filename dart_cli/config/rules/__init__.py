@@ -1,4 +1,4 @@
-"""Rules about a configuration that no single key can show, as rows: (key, condition, text).
+"""Rules that concern several keys or the host, as rows: (key, condition, text).
 
 policy    rules of [model], [policy], [env.judge] and the engines
 learning  rules of [data], [train], [eval], [tune]
@@ -34,7 +34,7 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """An observation, and what to do about it. A run cannot work with an error; with a warning it can."""
+    """A statement about a configuration or a host, and the fix. Only an error prevents a run."""
 
     subject: str  # the key of a configuration, or a part of the host; the sentence begins with it
     level: Level
@@ -77,8 +77,8 @@ class Table(NamedTuple):
     """The rules of one subject."""
 
     rows: Sequence[Rule]
-    roles: tuple[str, ...] = ()  # that they apply to; empty for all
-    when: Condition = bool  # under which they apply; by default always
+    roles: tuple[str, ...] = ()  # the roles to which the rules apply; empty for all
+    when: Condition = bool  # the condition under which they apply; by default always
 
 
 def broken_rules(table: Table, config: Config) -> Iterator[Finding]:

@@ -26,7 +26,8 @@ from dart_cli.config.rules import (
 from dart_cli.config.schema import Config
 
 if TYPE_CHECKING:
-    from bus.messages import Role  # a type alone: the messages take as long as all of this
+    # Only types need it, and importing the messages takes as long as all other imports together.
+    from bus.messages import Role
 
 TABLES: tuple[Table, ...] = (
     policy.POLICY,
@@ -59,8 +60,8 @@ def check_config(
 ) -> None:
     """Raise ConfigError for the first broken rule of one role, or, for None, of all processes of `dart up`.
 
-    A host of environments or of the data service needs no model folder, and a host of rollout workers or of
-    the trainer no environments.
+    A host with only environments or the data service needs no model folder, and a host with only rollout
+    workers or the trainer needs no environments.
     """
     for mistake in find_mistakes(config, role):
         raise ConfigError(f"{mistake} {source.cite(mistake.subject)}" if source else str(mistake))

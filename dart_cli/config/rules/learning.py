@@ -31,10 +31,12 @@ def read_by_tune(config: Config) -> Config:
 
 
 def _by_baseline(config: Config) -> bool:
+    """Return True if trajectories are compared with running baselines."""
     return config.data.advantage in BY_BASELINE
 
 
 def _of_groups(key: str) -> Rule:
+    """Return the rule that a switch of [data] for groups is off where the group size is 1."""
     return Rule(
         f"data.{key}",
         lambda c: c.data.group_size == 1 and getattr(c.data, key),
@@ -95,6 +97,7 @@ POOL = Table(
 
 
 def _least_ratio(config: Config) -> str:
+    """Return the least `data.pool_ratio` at which one success may join a group, as text."""
     return f"{1 / (config.data.group_size + 1):.4g}"
 
 
@@ -133,14 +136,17 @@ EVAL = Table(
 
 
 def _points(config: Config) -> bool:
+    """Return True if the policy points with a pointer head."""
     return config.policy.pointing == "pointer"
 
 
 def _is_set(config: Config, key: str) -> bool:
+    """Return True if a key of [tune] differs from its default."""
     return bool(getattr(config.tune, key) != TuneConfig.model_fields[key].default)
 
 
 def _of_pointers(key: str) -> Rule:
+    """Return the rule that a key of [tune] is set only for a policy with a pointer head."""
     return Rule(
         f"tune.{key}",
         lambda c: not _points(c) and _is_set(c, key),

@@ -23,7 +23,7 @@ from dart_cli.config.rules import Condition, Rule, Table, twice, value_of
 from dart_cli.config.schema import MODEL_ENGINES, Config
 
 MOST_CPU_RANKS = 8
-"""Number of ranks that a trial on the CPU may have, however few cores there are."""
+"""Number of ranks that may run on a CPU even if it has fewer cores, so that a small host can try them."""
 
 
 def unreadable(path: Path | None) -> str:
@@ -165,6 +165,7 @@ PLACES = Table(
 
 
 def _shared(config: Config) -> str:
+    """Return the first GPU that both lists of [up] name; empty without one."""
     both = {*config.up.train_gpus} & {*config.up.rollout_gpus}
     return str(min(both)) if both else ""
 
@@ -174,6 +175,7 @@ def _gpus(count: int) -> str:
 
 
 def _trainer_gpus(config: Config) -> str:
+    """Return why `up.train_gpus` has the wrong length, and the fix; empty if it is right."""
     listed, ranks = len(config.up.train_gpus), config.train.ranks
     if listed in (0, ranks):
         return ""
@@ -184,6 +186,7 @@ def _trainer_gpus(config: Config) -> str:
 
 
 def _rollout_gpus(config: Config) -> str:
+    """Return why `up.rollout_gpus` has the wrong length, and the fix; empty if it is right."""
     listed, workers = len(config.up.rollout_gpus), config.up.rollouts
     per_worker = gpus_per_worker(config)
     if listed in (0, per_worker * workers):
@@ -205,9 +208,11 @@ def _without_gpu(config: Config) -> str:
 
 
 def _named_twice(section: str) -> Rule:
+    """Return the rule that a section's device and its list in [up] do not both choose GPUs."""
+
     def listed(config: Config) -> object:
-        apart = getattr(config, section).device not in ("auto", "cuda")
-        return apart and getattr(config.up, f"{section}_gpus")
+        is_chosen = getattr(config, section).device not in ("auto", "cuda")
+        return is_chosen and getattr(config.up, f"{section}_gpus")
 
     text = f'= "{{{section}.device}}" and up.{section}_gpus = {{detail}} both name a device; set "cuda"'
     return Rule(f"{section}.device", listed, text)
@@ -261,6 +266,8 @@ def _index(device: str) -> int:
 
 
 def _not_there(section: str) -> Condition:
+    """Return the condition that this host lacks the GPU of a section's device; its detail says why."""
+
     def broken(config: Config) -> str:
         device, count = getattr(config, section).device, devices.visible_gpus()
         if count is None or not device.startswith("cuda"):
@@ -289,6 +296,7 @@ _ONE_EACH = (
 
 
 def _unusable_gpus(key: str) -> Condition:
+    """Return the condition that a list of [up] has a number without a GPU; its detail has the fix."""
     return lambda config: devices.gpus_problem(value_of(config, key))
 
 
@@ -298,6 +306,7 @@ def _starts_all() -> bool:
 
 
 def _too_many_ranks(config: Config) -> str:
+    """Return why this host cannot run `train.ranks` ranks, and the fix; empty if it can."""
     train, count = config.train, devices.visible_gpus()
     if count is None or not _starts_all():
         return ""

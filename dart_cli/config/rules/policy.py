@@ -73,7 +73,7 @@ def _parser_problem(config: Config) -> str:
 
 
 class _AsIs:
-    """Coordinates of a screen of a thousand pixels a side, for an action parser that is only tried."""
+    """A coordinate map that changes nothing, to try an action parser with."""
 
     def to_screen(self, x: int, y: int) -> tuple[int, int]:
         return x, y
@@ -94,6 +94,7 @@ def _changed_in_history(action_parser: Any) -> str:
 
 
 def _past(policy: PolicyConfig) -> int:
+    """Return how many screenshots of past steps a prompt shows."""
     return policy.history_images - 1
 
 
@@ -166,11 +167,13 @@ POLICY = Table(
 
 
 def _no_head(config: Config) -> bool:
+    """Return True if the policy points and its model has no pointer head."""
     points = config.policy.pointing == "pointer"
     return points and pointer_ids(read_json(model_folder(config.model.path), "config.json")) is None
 
 
 def _no_verifier(config: Config) -> str:
+    """Return why `policy.verifier` cannot be used, and the fix; empty if it can or is unset."""
     path = config.policy.verifier
     if not path or config.policy.pointing != "pointer":
         return ""
@@ -185,6 +188,7 @@ def _no_verifier(config: Config) -> str:
 
 
 def _no_screens(config: Config) -> str:
+    """Return why `resized` coordinates cannot be computed here; empty if they can or are not used."""
     if config.policy.coordinates != "resized":
         return ""
     try:
@@ -311,6 +315,7 @@ def _judge(config: Config) -> JudgeConfig:
 
 
 def _url_problem(config: Config) -> str:
+    """Return why `env.judge.url` is no base URL; empty if it is one or is unset."""
     url = _judge(config).url
     if not url:
         return ""

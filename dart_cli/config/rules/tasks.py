@@ -67,11 +67,13 @@ ENV = Table(
 
 
 def _one_line(error: BaseException) -> str:
+    """Return an error with its class in one line of at most 200 characters."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _suite_problem(config: Config) -> str:
+    """Return why `env.suite` cannot be loaded; empty if it can."""
     suite = config.env.suite
     try:
         load_suite(suite)
@@ -107,6 +109,8 @@ def _unknown(config: Config, key: str) -> list[str]:
 
 
 def _unknown_task(key: str) -> Rule:
+    """Return the rule that every name and pattern of a list fits a task of the suite."""
+
     def broken(config: Config) -> str:
         wrong = _unknown(config, key)
         # If none is known, they are probably tasks of the suite that was configured before.
@@ -231,6 +235,7 @@ def _is_usable(config: Config) -> bool:
 
 
 def _refused_option(config: Config) -> str:
+    """Return the error of the environment about its options; empty if it accepts them."""
     match _making_error(config):
         case MissingPartError() | None:
             return ""
@@ -262,6 +267,7 @@ def _longest_reset_problem(config: Config) -> str:
 
 
 def _missing_part(config: Config) -> str:
+    """Return which package or program the suite lacks on this host, and the fix; empty if none."""
     env = config.env
     if _suite_problem(config):
         return ""

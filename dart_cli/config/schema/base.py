@@ -31,9 +31,9 @@ class Section(BaseModel):
 
 
 def without_control(path: _AnyPath) -> _AnyPath:
-    """Return the path.
+    """Return `path` unchanged.
 
-    Raise PydanticCustomError for a null byte, a line break or a control character in it.
+    Raises PydanticCustomError if it has a null byte, a line break or a control character.
     """
     if "\0" in str(path):
         raise PydanticCustomError("null_byte", "has a null byte, as no path has; choose another")

@@ -66,7 +66,7 @@ class DataConfig(Section):
     early_stop: bool = False
     """Whether half of each group is played first, and the rest is left out if all of that passes with one
     reward. This saves trajectories without a gradient. Only the first half counts for the success that is
-    shown, so that it is that of the policy."""
+    shown, because it is always played; the rest is played less often where the policy is good."""
 
     dynamic_number: bool = False
     """Whether groups are smaller for tasks whose success (with `reward = "value"`: mean reward) is above
@@ -94,5 +94,5 @@ class DataConfig(Section):
 
     @property
     def takes_turns(self) -> bool:
-        """Whether episodes are suspended while the trainer trains and the workers take its weights."""
+        """Whether trainer and rollout workers take turns: while the trainer trains, no episode goes on."""
         return self.scheduling != "rollout"

@@ -108,7 +108,7 @@ class PolicyConfig(Section):
     stands for the steps whose turns are no longer in the prompt, one line each, in the form of the family."""
 
     part_order: Literal["auto", "separate", "instruction_first", "image_first"] = "auto"
-    """Where the instruction stands. `separate`: in a user message before that of the first screen (UI-TARS).
-    `instruction_first`: in one message with the first screen, before its image (Qwen). `image_first`: after
-    its image (the tiny models). `auto`: as `action_parser` needs it; for `compact` this is `image_first` as
+    """Where the instruction stands. `separate`: in a separate user message, before the first screen
+    (UI-TARS). `instruction_first`: in one message with the first screen, before its image (Qwen).
+    `image_first`: after its image (the tiny models). `auto`: as `action_parser` needs it; for `compact` this is `image_first` as
     long as every turn in the prompt has its screenshot."""

@@ -72,8 +72,8 @@ class TrainConfig(Section):
     once."""
 
     clip_low: float = Field(default=0.2, ge=0, le=1)
-    """PPO's lower clip: ratios below 1 - clip_low are clipped there; 1 clips none. An update is one optimizer
-    step on its batch, so ratios differ from 1 only with `correction` = "ratio"."""
+    """PPO's lower clip: ratios below 1 - clip_low are clipped there; 1 clips none. Each update takes
+    the gradient of its whole batch once, so ratios differ from 1 only with `correction` = "ratio"."""
 
     clip_high: float = Field(default=0.28, ge=0)
     """PPO's upper clip: ratios above 1 + clip_high are clipped there (clip-higher)."""
@@ -89,13 +89,13 @@ class TrainConfig(Section):
 
     critic: Literal["off", "gae"] = "off"
     """`gae`: a head on the policy's hidden state learns the expected reward before each step, in place of the
-    running baselines of `data.advantage`, and advantages follow from generalised advantage estimation. `off` trains no
-    such head."""
+    running baselines of `data.advantage`, and advantages follow from generalised advantage estimation. `off`
+    trains no such head."""
 
     gae_lambda: float = Field(default=0.9, ge=0, le=1)
     """Lambda of generalised advantage estimation. 1 compares the episode's reward with the expectation before
-    a step, 0 compares only the expectations before and after the step; values between mix all that
-    follows."""
+    a step, 0 compares only the expectations before and after the step; values between 0 and 1 also weigh the
+    expectations after later steps, the later the less."""
 
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence (k3 estimator) to the model that the run began with, at most 10 nats for
@@ -139,5 +139,5 @@ class TrainConfig(Section):
 
     @property
     def rate(self) -> float:
-        """The learning rate: `lr`, or that of a large model where no file was read that fills it in."""
+        """The learning rate: `lr`; LEAST_RATE if it is unset and was not filled in from the model."""
         return LEAST_RATE if self.lr is None else self.lr

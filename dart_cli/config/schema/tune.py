@@ -50,8 +50,8 @@ class TuneConfig(Section):
     before and after it do not count. 0 sets no limit."""
 
     batch: int | None = Field(default=None, ge=1, le=65_536)
-    """Number of examples of an update: items, or steps of trajectories. If unset, 8 to 32, by how many there
-    are."""
+    """Number of examples of an update: items, or steps of trajectories. If unset, 8 to 32, depending on
+    their number."""
 
     micro_batch: int = Field(default=0, ge=0, le=65_536)
     """Number of grounding items in one forward pass. 0 takes all of an update."""
