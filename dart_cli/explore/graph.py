@@ -416,7 +416,7 @@ class Graph(GraphReader):
         return key
 
     def _lower(self, key: str, depth: int) -> None:
-        """Lower the depth of a screen to which a path of `depth` steps leads, and of the screens behind it."""
+        """Lower the depth of a screen that `depth` steps reach, and of the screens behind it."""
         waiting = deque([(key, depth)])
         while waiting:
             key, depth = waiting.popleft()

@@ -218,7 +218,7 @@ def _without_layout(node: Node) -> Node | None:
 
 
 def _visible_part(node: Node) -> Node | None:
-    """Return the node with the visible nodes below it; None if nothing of all that is visible."""
+    """Return the node with the visible nodes below it; None if neither it nor any of them is visible."""
     children = [rest for child in node.children if (rest := _visible_part(child)) is not None]
     if node.box is None and not children:
         return None

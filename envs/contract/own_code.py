@@ -87,7 +87,7 @@ def _import(what: str, name: str, module_name: str, *, once: bool) -> ModuleType
                 f"name my_package.my_module:{example} or path/to/file.py:{example}"
             )
         here = str(Path.cwd())
-        if here not in sys.path and "" not in sys.path:  # a console script lacks it
+        if here not in sys.path and "" not in sys.path:  # a console script has neither
             sys.path.append(here)  # at the end, so that a folder there hides no installed package
         try:
             return importlib.import_module(module_name)

@@ -201,8 +201,8 @@ class LoadedTasks(NamedTuple):
 def load_tasks(folder: Path, *, heldout: Collection[str] = ()) -> LoadedTasks:
     """Return the tasks of all `*.json` below `folder`.
 
-    Tasks whose ids are in `heldout` are held out, whatever their files say. Raises TaskError if the folder does not exist or holds no such file, or if an id of `heldout` is not
-    the id of one of its tasks.
+    Tasks whose ids are in `heldout` are held out, whatever their files say. Raises TaskError if the folder
+    does not exist or holds no such file, or if an id of `heldout` is not the id of one of its tasks.
     """
     if not folder.is_dir():
         raise TaskError(f"no folder of tasks at {folder}; name one that holds *.json files")

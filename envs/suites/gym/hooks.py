@@ -36,8 +36,8 @@ class Episode:
 class GymHooks:
     """The base class of hooks: a subclass defines `action` and `verdict`.
 
-    Each environment has its own hooks object. In the methods, `env` is gymnasium's environment without its wrappers. Points of actions are in pixels of the image of
-    `image`.
+    Each environment has its own hooks object. In the methods, `env` is gymnasium's environment without its
+    wrappers. Points of actions are in pixels of the image of `image`.
     """
 
     env_id: str = ""
