@@ -212,7 +212,8 @@ class GymSuite:
     def make_env(self, *, hooks: str = "") -> GymEnv:
         """Return a new environment, whose first reset makes gymnasium's environment.
 
-        `hooks` names the class of hooks, e.g. file.py:MyHooks. Raises TaskError if the hooks cannot be loaded or lack a part.
+        `hooks` names the class of hooks, e.g. file.py:MyHooks. Raises TaskError if the hooks cannot be loaded
+        or lack a part.
         """
         if self._hooks_path and hooks:
             raise TaskError(f"suite {self.name} names its hooks; leave env.options.hooks out")
