@@ -77,10 +77,10 @@ class Apart(torch.Tensor):
         parts = func.decompose(*args, **(kwargs or {}))  # as without inference mode
         if parts is not NotImplemented:
             return parts
-        return _computed(func, args, kwargs or {})
+        return _compute(func, args, kwargs or {})
 
 
-def _computed(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _compute(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Compute one operation of torch. Raises RuntimeError for tensors of two devices."""
     apart: dict[int, Apart] = {}  # by the id of what it holds
     here: list[torch.Tensor] = []
@@ -104,7 +104,7 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
     result = func(*cpu_args, **cpu_kwargs)
     if not is_apart:
         return result
-    result = _moved_there(result, apart)
+    result = _to_device(result, apart)
     if func in _COPIES or not apart or not _shares_memory(func):
         return result
     return return_and_correct_aliasing(func, args, dict(kwargs), result)
@@ -125,13 +125,13 @@ def _on_cpu(value: Any, apart: dict[int, Apart], here: list[torch.Tensor]) -> An
     return value
 
 
-def _moved_there(value: Any, apart: Mapping[int, Apart]) -> Any:
+def _to_device(value: Any, apart: Mapping[int, Apart]) -> Any:
     """Return a result with its tensors on the device; an argument that is returned stays the same object."""
     if isinstance(value, torch.Tensor):
         argument = apart.get(id(value))
         return Apart(value) if argument is None else argument
     if isinstance(value, list | tuple):
-        return type(value)([_moved_there(item, apart) for item in value])
+        return type(value)([_to_device(item, apart) for item in value])
     return value
 
 
@@ -173,8 +173,8 @@ _setup_privateuseone_for_python_backend(
 )
 _device_constructors()  # the functions that `with torch.device(...)` is for, before any is replaced
 _FACTORIES, _COPY = Library("_", "IMPL"), Library("aten", "IMPL")
-_FACTORIES.fallback(lambda func, *args, **kwargs: _computed(func, args, kwargs), "PrivateUse1")
-_COPY.impl("copy_", lambda *args: _computed(_ATEN.copy_.default, args, {}), "PrivateUse1")
+_FACTORIES.fallback(lambda func, *args, **kwargs: _compute(func, args, kwargs), "PrivateUse1")
+_COPY.impl("copy_", lambda *args: _compute(_ATEN.copy_.default, args, {}), "PrivateUse1")
 
 
 def packed_attention(
@@ -199,9 +199,9 @@ def packed_attention(
         k, v = (heads[keys[sequence] : keys[sequence + 1]] for heads in (key, value))
         behind = torch.arange(len(q), device=q.device)[:, None] + len(k) - len(q)
         behind = behind - torch.arange(len(k), device=q.device)
-        hidden = (behind < 0) | (behind >= window if window else behind < 0)
+        is_hidden = (behind < 0) | (behind >= window if window else behind < 0)
         scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        weights = scores.masked_fill(is_hidden, float("-inf")).softmax(-1)
         parts.append(torch.einsum("hqk,khd->qhd", weights, v))
     return torch.cat(parts).to(query.dtype)
 
@@ -238,7 +238,7 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
     for name in ("alloc_storage", "free_storage"):
         patch.setattr(_fsdp_param, name, lambda _tensor: None)
     for name in ("arange", "linspace", "eye", "randperm"):  # torch makes these by resizing
-        patch.setattr(torch, name, _moved(getattr(torch, name)))
+        patch.setattr(torch, name, _making_on_device(getattr(torch, name)))
 
 
 def _with_ties(move: Callable[..., Any]) -> Callable[..., Any]:
@@ -252,7 +252,7 @@ def _with_ties(move: Callable[..., Any]) -> Callable[..., Any]:
     return move_and_tie
 
 
-def _moved(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _making_on_device(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Return a function that makes a tensor in main memory, then copies it to the device."""
 
     def make_and_copy(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:

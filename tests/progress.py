@@ -33,7 +33,7 @@ LOOKS = 24
 """Number of looks at the processes within a test's limit."""
 
 
-class Used(NamedTuple):
+class CpuUse(NamedTuple):
     """The use of processor time in a span of time."""
 
     cpu_s: float  # of processor time, of all processes together
@@ -47,10 +47,10 @@ class CpuMeter:
         self._own = psutil.Process()
         self._cpu, self._queued = self._times()
 
-    def used(self) -> Used:
+    def used(self) -> CpuUse:
         """Return the use since the last call. The whole use of a new process counts."""
         cpu, queued = self._times()
-        used = Used(
+        usage = CpuUse(
             sum(max(0.0, cpu_s - self._cpu.get(pid, 0.0)) for pid, cpu_s in cpu.items()),
             max(
                 (seconds - self._queued.get(thread, 0.0) for thread, seconds in queued.items()),
@@ -58,7 +58,7 @@ class CpuMeter:
             ),
         )
         self._cpu, self._queued = cpu, queued
-        return used
+        return usage
 
     def _times(self) -> tuple[Mapping[int, float], Mapping[str, float]]:
         """Return processor seconds by process, with its ended children, and queued seconds by thread."""
@@ -107,10 +107,10 @@ class ProgressTimer:
             return
         meter = CpuMeter()
         while not self._over.wait(self._limit_s / LOOKS):
-            used, now = meter.used(), time.monotonic()
-            of_test_s += used.cpu_s
-            since_mark_s += used.cpu_s
-            idle_s += max(0.0, now - looked_at - used.queued_s)
+            usage, now = meter.used(), time.monotonic()
+            of_test_s += usage.cpu_s
+            since_mark_s += usage.cpu_s
+            idle_s += max(0.0, now - looked_at - usage.queued_s)
             looked_at = now
             if since_mark_s >= LEAST_SHARE * self._limit_s:
                 idle_s = since_mark_s = 0.0

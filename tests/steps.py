@@ -49,6 +49,6 @@ def with_changes(step: BatchStep, **changes: object) -> BatchStep:
     return replace(step, **changes)  # type: ignore[arg-type]
 
 
-def changed(batch: Batch, change: Callable[[BatchStep], dict[str, object]]) -> Batch:
+def with_changed_steps(batch: Batch, change: Callable[[BatchStep], dict[str, object]]) -> Batch:
     """Return the batch with each of its steps changed by `change`."""
     return with_steps(batch, [with_changes(step, **change(step)) for step in steps_of(batch)])

@@ -1,8 +1,8 @@
 """The command `dart explore`: it checks its options, explores, and prints a summary.
 
 run_explore   the command itself; returns the exit code
-env_of        the environments that the options name
-with_tree     environments with their accessibility tree
+env_of        the settings of the environments that the options name
+with_tree     the settings with the accessibility tree requested, if the suite gives one
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ def with_tree(env: EnvConfig) -> EnvConfig:
 
 
 def _tasks(options: ExploreOptions, env: EnvConfig) -> list[Task]:
+    """Return the tasks to start from. Raises TaskError if there are none, or several without a pattern."""
     patterns = list(options.tasks or env.tasks)
     tasks = select_tasks(env.suite, patterns)
     if not tasks:
@@ -212,6 +213,7 @@ def _describe(
     *,
     has_tree: bool,
 ) -> dict[str, str]:
+    """Return what is printed before an exploration: heading -> text."""
     names = [task.id for task in tasks]
     some = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
     on = "its elements" if has_tree else "cells of a grid, since the suite reports no elements"
@@ -237,6 +239,7 @@ def _describe(
 
 
 def _print(console: Console, totals: Mapping[str, Any], reason: Stopped, out: Path) -> None:
+    """Print a table of the numbers of an exploration, and why it ended."""
     columns = ["screens", "depth", "steps", "no_op_rate", "errors", "ends"]
     heads = ["screens", "depth", "steps", "no-ops", "errors", "ends"]
     table = page_table("screens and steps", "application", *heads, right=heads)

@@ -42,8 +42,8 @@ from envs.contract.elements import (
 logger = logging.getLogger(__name__)
 
 Stopped = Literal["steps", "frontier", "no_way", "interrupted"]
-"""Why an exploration ended: its steps are used up; nothing untried is left; what is left was not reached
-again; a signal."""
+"""Why an exploration ended: its steps are used up; no screen has an untried action; the screens with untried
+actions were not reached again; a signal."""
 
 MOST_BROKEN = 3  # episodes in a row that did not begin
 DEAD_END = 1e-6
@@ -108,15 +108,15 @@ class Exploration:
         self._advance = advance
         self._memory = Memory()
         self._applications: dict[str, str] = {}  # screen -> application
-        self._of: dict[str, list[str]] = {}  # application -> screens
+        self._screens_of: dict[str, list[str]] = {}  # application -> screens
         self._kinds = KindRates()
         self._tried_at: dict[tuple[str, Move], int] = {}
         self._steps = graph.steps
         self._running = 0  # steps that have begun and not ended
         self._episodes = len(graph.starts())
-        self._broken = 0  # episodes in a row that did not begin
+        self._failed_starts = 0  # episodes in a row that did not begin
         self._idle = 0  # episodes in a row without a step
-        self._news = asyncio.Event()  # set, and replaced by a new one, whenever a step ends
+        self._step_ended = asyncio.Event()  # set, and replaced by a new one, whenever a step ends
         self._recall()
 
     @property
@@ -140,9 +140,9 @@ class Exploration:
             observation, _ = await env.reset(at.task, at.seed, free=True)
             sight = await _look(env, observation, at.application)
         except EnvError as error:
-            await self._did_not_begin(env, at, error)
+            await self._count_failed_start(env, at, error)
             return
-        self._broken = 0
+        self._failed_starts = 0
         start = self._graph.add_start(at.task.id, at.seed, slot, sight)
         self._see(start.screen, sight)
         self._idle += 1
@@ -158,15 +158,19 @@ class Exploration:
                 after = await self._step(env, start, sight, candidates)
             finally:
                 self._running -= 1
-                self._tell_the_others()
+                self._wake_others()
             if after is None or after.has_ended:
                 return
             sight = after
 
-    async def _did_not_begin(self, env: AsyncEnv, at: StartPoint, error: EnvError) -> None:
-        self._broken += 1
+    async def _count_failed_start(self, env: AsyncEnv, at: StartPoint, error: EnvError) -> None:
+        """Replace the environment after an episode that did not begin.
+
+        Raises EnvError after MOST_BROKEN such episodes in a row.
+        """
+        self._failed_starts += 1
         logger.warning("%s, seed %d did not begin: %s", at.task.id, at.seed, error)
-        if self._broken >= MOST_BROKEN:
+        if self._failed_starts >= MOST_BROKEN:
             raise EnvError(f"{MOST_BROKEN} episodes in a row did not begin; the last: {error}")
         await env.renew()
 
@@ -200,13 +204,13 @@ class Exploration:
             after=after,
             detail=detail,
         )
-        self._file(edge, after)
+        self._record(edge, after)
         if after is None:
             await env.renew()
         return after
 
-    def _file(self, edge: Edge, after: Sight | None) -> None:
-        """Add a step of the graph to the memory."""
+    def _record(self, edge: Edge, after: Sight | None) -> None:
+        """Add a step that is in the graph to the memory, and report the progress."""
         self._steps = max(self._steps, edge.step)
         if edge.after is not None and after is not None:
             self._see(edge.after, after)
@@ -266,6 +270,7 @@ class Exploration:
         ]
 
     def _allowed(self, elements: Sequence[Element]) -> dict[Move, tuple[Element, Operation]]:
+        """Return the actions that the deny list does not forbid, by their keys."""
         return {
             (element.place, operation): (element, operation)
             for element in elements
@@ -305,33 +310,33 @@ class Exploration:
             elif reason == "steps":
                 return False
             else:
-                await self._others()
+                await self._wait_for_others()
         return False
 
     def _is_open(self, application: str) -> bool:
         """Return True if the application has an untried action, or was never seen."""
-        screens = self._of.get(application)
+        screens = self._screens_of.get(application)
         return screens is None or self._memory.untried(screens) > 0
 
     def _is_dead_end(self, candidates: Sequence[Candidate]) -> bool:
-        """Return True if by Q no untried action can be reached; other choosers never tell."""
+        """Return True if, by Q, no untried action can be reached; other choosers always return False."""
         return (
             self._plan.ranking == "q"
             and max(candidate.value for candidate in candidates) <= DEAD_END
         )
 
-    async def _others(self) -> None:
-        """Wait until a step of another slot ends."""
-        news = self._news
+    async def _wait_for_others(self) -> None:
+        """Wait until a step of another slot ends, at most LOOK_AGAIN_S."""
+        step_ended = self._step_ended
         try:
             async with asyncio.timeout(LOOK_AGAIN_S):
-                await news.wait()
+                await step_ended.wait()
         except TimeoutError:
             return
 
-    def _tell_the_others(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+    def _wake_others(self) -> None:
+        self._step_ended.set()
+        self._step_ended = asyncio.Event()
 
     # --- the memory ----------------------------------------------------------------------------
 
@@ -346,12 +351,14 @@ class Exploration:
         self._memory.sweep()
 
     def _see(self, key: str, visit: Sight | Screen) -> None:
+        """Add the screen and its allowed actions to the memory."""
         if key not in self._applications:
-            self._of.setdefault(visit.application, []).append(key)
+            self._screens_of.setdefault(visit.application, []).append(key)
             self._applications[key] = visit.application
         self._memory.see(key, () if visit.has_ended else self._allowed(visit.elements))
 
     def _note(self, edge: Edge) -> None:
+        """Note when the action was tried, and count the outcome for the rate of its kind."""
         key = edge.before, (edge.element.place, edge.action)
         self._tried_at[key] = edge.step
         self._kinds.add(edge, self._applications[edge.before])
@@ -369,14 +376,14 @@ async def _look(
     env: AsyncEnv, observation: Observation, application: str, *, has_ended: bool = False
 ) -> Sight:
     """Return the present screen; its elements are the cells of a grid if the environment reports none."""
-    looked = await env.look()
-    if looked is None:
+    report = await env.look()
+    if report is None:
         state, elements = (
             grid_state(observation),
             grid_elements(observation.width, observation.height),
         )
     else:
-        state, elements = looked
+        state, elements = report
     return Sight(
         application,
         state,
@@ -385,11 +392,12 @@ async def _look(
         observation.width,
         observation.height,
         has_ended=has_ended,
-        has_tree=looked is not None,
+        has_tree=report is not None,
     )
 
 
 async def _perform(env: AsyncEnv, element: Element, operation: Operation, text: str) -> StepResult:
+    """Perform an operation on an element, and return the result of its last action. Raises EnvError."""
     stepped: StepResult | None = None
     for action in performing(element, operation, text):
         stepped = await env.step(action)

@@ -236,7 +236,7 @@ class GraphReader(SqliteFile):
         raise UserError(f"{self.folder} has no screen {key!r}")
 
     def edges(self, *, episode: int | None = None) -> list[Edge]:
-        """Return all steps in their order, or those of one episode."""
+        """Return all steps, or the steps of one episode, in their order."""
         rows = self._rows(
             "SELECT * FROM edges WHERE ? IS NULL OR episode = ? ORDER BY step", (episode, episode)
         )
@@ -416,7 +416,7 @@ class Graph(GraphReader):
         return key
 
     def _lower(self, key: str, depth: int) -> None:
-        """Lower the depth of a screen to which a shorter path was found, and of those that follow from it."""
+        """Lower the depth of a screen that `depth` steps reach, and of the screens behind it."""
         waiting = deque([(key, depth)])
         while waiting:
             key, depth = waiting.popleft()
@@ -463,7 +463,7 @@ def read_graph(folder: Path) -> GraphReader:
 
 
 def open_graph(folder: Path, settings: ExploreSettings | None = None) -> Graph:
-    """Open a graph for writing, or begin one. Without `settings` it keeps those of the folder.
+    """Open a graph for writing, or begin one. Without `settings` the folder's settings are kept.
 
     Raises UserError if the folder holds something else, was explored with other settings, or is in use.
     """

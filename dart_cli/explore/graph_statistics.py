@@ -59,8 +59,8 @@ def _left_alone(screens: Sequence[Screen], deny: DenyList) -> dict[str, int]:
 def curve(screens: Sequence[Screen], steps: int) -> list[int]:
     """Return the number of distinct screens after 0, 1, ..., `steps` steps, without ends of episodes."""
     first_visits = Counter(screen.first_step for screen in screens if not screen.has_ended)
-    counted, curve = 0, []
+    count, counts = 0, []
     for step in range(steps + 1):
-        counted += first_visits[step]
-        curve.append(counted)
-    return curve
+        count += first_visits[step]
+        counts.append(count)
+    return counts

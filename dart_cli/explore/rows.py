@@ -118,7 +118,9 @@ def rows_of(graph: GraphReader, options: RowOptions) -> Rows:
     # In this order, caps and limit keep some rows of all screens, and mostly the same ones in a longer
     # exploration.
     candidates.sort(key=lambda row: _digest(f"{options.seed}/{row.screen.id}/{row.query}"))
-    result.rows = list(_capped(_apart(candidates, result.left_out), options, result.left_out))
+    result.rows = list(
+        _within_caps(_without_overlap(candidates, result.left_out), options, result.left_out)
+    )
     return result
 
 
@@ -133,21 +135,21 @@ def is_held_out(screen: str, share: float) -> bool:
 def _descriptive(
     screen: Screen, split: Split, edges: Sequence[Edge], options: RowOptions, left_out: Counter[str]
 ) -> Iterator[Row]:
-    """Yield a row for each element that a phrase names alone on its screen."""
+    """Yield a row for each element that has a phrase which names no other element of its screen."""
     ways = {element.place: descriptive(element) for element in screen.elements}
     count = Counter(phrase for phrases in ways.values() for phrase in phrases)
     outcomes: dict[str, set[str]] = defaultdict(set)
     for edge in edges:
         outcomes[edge.element.place].add(edge.outcome)
     for element in screen.elements:
-        tried = outcomes[element.place]
+        own_outcomes = outcomes[element.place]
         if set(element.actions) == {"scroll"}:
             continue
         if not ways[element.place]:
             left_out["without a name"] += 1
-        elif tried and "moved" not in tried:
+        elif own_outcomes and "moved" not in own_outcomes:
             left_out["nothing happened"] += 1
-        elif options.tried_only and not tried:
+        elif options.tried_only and not own_outcomes:
             left_out["not tried"] += 1
         else:
             alone = [phrase for phrase in ways[element.place] if count[phrase] == 1]
@@ -155,7 +157,7 @@ def _descriptive(
                 left_out["named like another element"] += 1
                 continue
             query = alone[_digest(f"{screen.id}/{element.place}") % len(alone)]
-            yield from _whole(
+            yield from _if_visible(
                 Row("descriptive", split, screen, screen.screenshot, element, query), left_out
             )
 
@@ -188,8 +190,8 @@ def _outcomes(
             continue
         after = screens[str(moved[0].after)]
         # Take the try with the same two pictures as the first visits of the screens, if there is one.
-        best = min(moved, key=lambda edge: (_strange(edge, screen, after), edge.step))
-        whole = not _strange(best, screen, after)
+        best = min(moved, key=lambda edge: (_differing_pictures(edge, screen, after), edge.step))
+        whole = not _differing_pictures(best, screen, after)
         query = outcome(
             screen,
             after,
@@ -205,15 +207,18 @@ def _outcomes(
         leading[after.id].add(place)
         row = Row("outcome", split, screen, best.shot_before, best.element, query)
         drafts.append((row, after.id))
-    for row, led in drafts:
-        if len(leading[row.query] | leading[led]) > 1:
+    for row, after_id in drafts:
+        if len(leading[row.query] | leading[after_id]) > 1:
             left_out["another element does the same"] += 1
         else:
-            yield from _whole(row, left_out)
+            yield from _if_visible(row, left_out)
 
 
 class _Names:
-    """The known names of screens: all of the first visit, and on other pictures those of tried elements."""
+    """The known names of elements, by picture and by screen.
+
+    Of a screen's first visit all names are known, of other pictures only the names of tried elements.
+    """
 
     def __init__(self, screens: Iterable[Screen], edges: Mapping[str, Sequence[Edge]]) -> None:
         self._on: dict[str, dict[str, None]] = defaultdict(dict)
@@ -234,12 +239,12 @@ class _Names:
         return list(self._ever[screen])
 
 
-def _strange(edge: Edge, before: Screen, after: Screen) -> int:
-    """Return how many of the two pictures of a step differ from those of the screens' first visits."""
+def _differing_pictures(edge: Edge, before: Screen, after: Screen) -> int:
+    """Return how many of the two pictures of a step differ from the pictures of the screens' first visits."""
     return (edge.shot_before != before.screenshot) + (edge.shot_after != after.screenshot)
 
 
-def _whole(row: Row, left_out: Counter[str]) -> Iterator[Row]:
+def _if_visible(row: Row, left_out: Counter[str]) -> Iterator[Row]:
     """Yield the row if its box is large enough and completely on the screen."""
     if clear([_target(row)], row.screen.width, row.screen.height):
         yield row
@@ -247,7 +252,7 @@ def _whole(row: Row, left_out: Counter[str]) -> Iterator[Row]:
         left_out["too small, or not wholly on the screen"] += 1
 
 
-def _apart(rows: Sequence[Row], left_out: Counter[str]) -> Iterator[Row]:
+def _without_overlap(rows: Sequence[Row], left_out: Counter[str]) -> Iterator[Row]:
     """Yield the rows without repeats, and without training rows on a picture of the test split."""
     held_out = {row.screenshot for row in rows if row.split == "test"}
     queries: set[tuple[str, str]] = set()
@@ -261,7 +266,8 @@ def _apart(rows: Sequence[Row], left_out: Counter[str]) -> Iterator[Row]:
             yield row
 
 
-def _capped(rows: Iterator[Row], options: RowOptions, left_out: Counter[str]) -> Iterator[Row]:
+def _within_caps(rows: Iterator[Row], options: RowOptions, left_out: Counter[str]) -> Iterator[Row]:
+    """Yield the rows within the caps of their element and screen, and within the limit."""
     elements: Counter[tuple[str, ...]] = Counter()
     screens: Counter[tuple[str, str]] = Counter()
     train = 0
@@ -346,7 +352,7 @@ def _write(graph: GraphReader, folder: Path, suite: str, rows: Sequence[Row]) ->
     """Write the rows and their screenshots as a set in ScreenSpot's layout."""
     images = folder / "screenspot_imgs"
     images.mkdir(parents=True)
-    listed = []
+    entries = []
     for row in rows:
         path = graph.screenshot_path(row.screenshot)
         if not (images / path.name).exists():
@@ -354,10 +360,10 @@ def _write(graph: GraphReader, folder: Path, suite: str, rows: Sequence[Row]) ->
         screen = row.screen
         size = screen.width, screen.height
         entry = row_of(_target(row), path.name, suite, screen.application, size, screen.id)
-        listed.append(entry | {"query": row.kind})
+        entries.append(entry | {"query": row.kind})
     group = _GROUPS.get(suite, "desktop")
     path = folder / f"screenspot_{group}.json"
-    path.write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
 
 
 _GROUPS = {"android": "mobile", "miniwob": "web"}

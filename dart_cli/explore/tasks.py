@@ -76,7 +76,7 @@ def make_tasks(graph: GraphReader, out: Path, options: TaskOptions) -> dict[str,
 
         if exit_code := run_until_stopped(replay(), waits, lambda: _say_stopped(out)):
             raise SystemExit(exit_code)
-        load_suite.cache_clear()  # the draft's
+        load_suite.cache_clear()  # the suite of the draft, which is removed, must not be used again
     replayable = []
     for task in file.tasks:
         seeds, why = results[task.id]
@@ -182,12 +182,12 @@ def goals_of(
     First come goals that only this one of `all_screens` fulfils, by its title or by names of its elements,
     then goals that several screens fulfil, each of which passes. The last one is the steps in words.
     """
-    apart = [
+    same_application = [
         other
         for other in all_screens
         if other.application == screen.application and not other.has_ended
     ]
-    names = {other.id: set(names_of(other.elements)) for other in apart}
+    names = {other.id: set(names_of(other.elements)) for other in same_application}
     count = Counter(name for own in names.values() for name in own)
     fresh = [
         name for name in names_of(screen.elements) if name not in set(names_of(start.elements))
@@ -196,13 +196,13 @@ def goals_of(
     title = title_of(screen)
 
     def goal(text: str, title: str, shows: Sequence[str]) -> Goal:
-        fit = [
+        fitting = [
             other
-            for other in apart
+            for other in same_application
             if (not title or title_of(other) == title) and names[other.id].issuperset(shows)
         ]
-        fit.sort(key=lambda other: other.id != screen.id)
-        return Goal(text, tuple(fit), tuple(shows))
+        fitting.sort(key=lambda other: other.id != screen.id)
+        return Goal(text, tuple(fitting), tuple(shows))
 
     ways = [goal(f'go to "{title}"', title, ())] if title and title != title_of(start) else []
     for shows in (rare[:1], rare) if len(rare) > 1 else (rare,) if rare else ():
@@ -227,14 +227,14 @@ def _task(
     actions = sum(len(performing(edge.element, edge.action, edge.text)) for edge in path)
     start_seeds = seeds[start.task, start.screen]
     further = (seed for seed in range(options.seeds + len(start_seeds)) if seed not in start_seeds)
-    tried = [*start_seeds, *further][: options.seeds]
+    task_seeds = [*start_seeds, *further][: options.seeds]
     words = re.sub(r"[^a-z0-9]+", "-", screen.application.lower()).strip("-")
     return ExploredTask(
         id=f"explored/{words or 'screen'}-{screen.id[:8]}",
         application=screen.application,
         instruction=goal.text,
         base=start.task,
-        seeds=tried,
+        seeds=task_seeds,
         path=[
             PathStep(
                 screen=screens[edge.before].state,
@@ -268,7 +268,7 @@ async def replayed(
     async def play_some(env: AsyncEnv) -> None:
         while waiting:
             task = waiting.popleft()
-            results[task.id] = await _tried(env, task, explored_tasks[task.id])
+            results[task.id] = await _replayable_seeds(env, task, explored_tasks[task.id])
             advance(1)
 
     env = env_of_suite(suite)
@@ -280,18 +280,20 @@ def _say_stopped(out: Path) -> None:
     sys.stderr.write(f"{out} is not written, as some tasks were not replayed\n")
 
 
-async def _tried(env: AsyncEnv, task: Task, explored: ExploredTask) -> tuple[list[int], str]:
-    """Return the seeds on which the path of a task leads to a screen that fulfils its instruction.
+async def _replayable_seeds(
+    env: AsyncEnv, task: Task, explored: ExploredTask
+) -> tuple[list[int], str]:
+    """Return (seeds on which a task's path leads to a screen that fulfils its instruction, reason).
 
-    The second value is the reason if there are none.
+    The reason says why there are no seeds; if there are some, it may say why others are missing.
     """
     seeds, why = [], ""
     for place, seed in enumerate(explored.seeds):
         episode = await play_probe(env, task, place, "oracle")
-        looked = await env.look() if episode.outcome == "pass" else None
-        if looked is None:
+        report = await env.look() if episode.outcome == "pass" else None
+        if report is None:
             why = why or f"its path does not replay: {episode.reason}"
-        elif set(explored.shows) <= set(names_of(looked[1])):
+        elif set(explored.shows) <= set(names_of(report[1])):
             seeds.append(seed)
         else:
             why = why or f"its screen does not show what its goal names: {listed(explored.shows)}"

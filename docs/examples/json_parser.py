@@ -17,7 +17,7 @@ from dart_cli.language.parsers.base import WrittenPoint
 from envs import Action, Answer, Click, Done, DoubleClick, Fail, Type
 
 _POINT = re.compile(r'"at": (\[(\d{1,6}), ?(\d{1,6})\])')
-_HAS = {
+_ARGUMENT = {
     **dict.fromkeys(("click", "right_click", "double_click"), "at"),
     **dict.fromkeys(("type", "answer"), "text"),
 }
@@ -90,7 +90,7 @@ def _last_line(text: str) -> str:
 
 def _action(value: Mapping[str, Any], coordinates: CoordinateMap) -> Action:
     name = value["do"]
-    if strange := {*value} - {"do", _HAS.get(name)}:
+    if strange := {*value} - {"do", _ARGUMENT.get(name)}:
         raise ActionError(f"{str(name)[:40]!r} has no {min(strange)[:40]!r}")
     if name in ("click", "right_click", "double_click"):
         x, y = value["at"]

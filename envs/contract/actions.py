@@ -31,7 +31,7 @@ Modifier = Literal["ctrl", "shift", "alt", "meta"]
 
 _X = Annotated[int, Field(description="pixels from the left")]
 _Y = Annotated[int, Field(description="pixels from the top")]
-_Held = Annotated[tuple[Modifier, ...], Field(description="held while the pointer acts")]
+_Modifiers = Annotated[tuple[Modifier, ...], Field(description="held while the pointer acts")]
 _Key = Annotated[str, Field(min_length=1, description="a name as in `KeyPress`")]
 
 
@@ -54,7 +54,7 @@ class Click(_Action):
     x: _X
     y: _Y
     button: MouseButton = "left"
-    modifiers: _Held = ()
+    modifiers: _Modifiers = ()
 
 
 class DoubleClick(_Action):
@@ -66,7 +66,7 @@ class DoubleClick(_Action):
     kind: Literal["double_click"] = "double_click"
     x: _X
     y: _Y
-    modifiers: _Held = ()
+    modifiers: _Modifiers = ()
 
 
 class TripleClick(_Action):
@@ -78,7 +78,7 @@ class TripleClick(_Action):
     kind: Literal["triple_click"] = "triple_click"
     x: _X
     y: _Y
-    modifiers: _Held = ()
+    modifiers: _Modifiers = ()
 
 
 class Move(_Action):
@@ -101,7 +101,7 @@ class Drag(_Action):
     kind: Literal["drag"] = "drag"
     path: list[tuple[int, int]] = Field(min_length=2, description="points (x, y), pixels")
     button: MouseButton = "left"
-    modifiers: _Held = ()
+    modifiers: _Modifiers = ()
 
 
 class _Button(_Action):

@@ -134,20 +134,20 @@ def state_of(route: str, roots: Sequence[Node]) -> ScreenState:
 
 
 def in_reading_order(elements: Iterable[Element]) -> list[Element]:
-    """Sort elements by line and from left to right.
+    """Return the elements sorted by line, and from left to right within a line.
 
-    An element is on a line if its middle is beside all elements of the line.
+    An element is on a line if its middle is above the bottom of each element of that line.
     """
     lines: list[list[Element]] = []
     bottom = 0  # of the line, pixels
-    for element in sorted(elements, key=lambda each: (each.centre[1], each.centre[0])):
+    for element in sorted(elements, key=lambda item: (item.centre[1], item.centre[0])):
         if lines and element.centre[1] < bottom:
             lines[-1].append(element)
             bottom = min(bottom, element.box[3])
         else:
             lines.append([element])
             bottom = element.box[3]
-    return [each for line in lines for each in sorted(line, key=lambda one: one.centre)]
+    return [item for line in lines for item in sorted(line, key=lambda item: item.centre)]
 
 
 def grid_elements(width: int, height: int, *, columns: int = 12, rows: int = 8) -> list[Element]:
@@ -218,7 +218,7 @@ def _without_layout(node: Node) -> Node | None:
 
 
 def _visible_part(node: Node) -> Node | None:
-    """Return the node with the visible nodes below it; None if neither is visible."""
+    """Return the node with the visible nodes below it; None if neither it nor any of them is visible."""
     children = [rest for child in node.children if (rest := _visible_part(child)) is not None]
     if node.box is None and not children:
         return None
@@ -265,7 +265,10 @@ def make_explorable(suite: str, **options: object) -> tuple[GuiEnv, Explorable]:
 
 
 def as_explorable(env: GuiEnv) -> tuple[GuiEnv, Explorable]:
-    """Return the environment to play and the object that reports its elements: the same object twice."""
+    """Return the environment to play, and the object that reports its elements.
+
+    Both are `env` itself if it is Explorable, else a GridEnv that plays it.
+    """
     if isinstance(env, Explorable):
         return env, env
     grid = GridEnv(env)
@@ -286,8 +289,8 @@ def grid_state(observation: Observation) -> ScreenState:
 def coarse_key(screen: Image.Image) -> str:
     """Return a difference hash of a screen, 32 hex digits.
 
-    It tells for each cell whether its right neighbour is darker, lighter or neither. Two screens that agree
-    in all of that have the same hash.
+    Two screens have the same hash if for each cell its right neighbour is darker, lighter or neither on both
+    of them.
     """
     import numpy as np  # here, so that importing this module does not load it
 

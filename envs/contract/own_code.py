@@ -26,7 +26,7 @@ def load_own(
     instantiate: bool = True,
     method: str = "",
 ) -> object:
-    """Return the object at `path`; if it is a class, an instance of it, unless `instantiate` is false.
+    """Return the object at `path`. A class is instantiated, unless `instantiate` is false.
 
     A file's path is relative to the current folder, and modules are searched there too. `what` (e.g. suite,
     action parser) and `name` (as the user wrote it) are for errors. With `once`, the file runs only once in
@@ -78,6 +78,7 @@ def code_digest(thing: object) -> str:
 
 
 def _import(what: str, name: str, module_name: str, *, once: bool) -> ModuleType:
+    """Return a module by its name or its file, as `load_own` describes it. Raises TaskError."""
     if not module_name.endswith(".py"):
         example = f"My{what.capitalize()}"
         if not all(part.isidentifier() for part in module_name.split(".")):
@@ -86,8 +87,8 @@ def _import(what: str, name: str, module_name: str, *, once: bool) -> ModuleType
                 f"name my_package.my_module:{example} or path/to/file.py:{example}"
             )
         here = str(Path.cwd())
-        if here not in sys.path and "" not in sys.path:  # a console script's lacks it
-            sys.path.append(here)  # last: a folder there hides no installed package
+        if here not in sys.path and "" not in sys.path:  # a console script has neither
+            sys.path.append(here)  # at the end, so that a folder there hides no installed package
         try:
             return importlib.import_module(module_name)
         except ModuleNotFoundError as error:

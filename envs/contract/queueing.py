@@ -42,12 +42,12 @@ class SharedWait:
 
 
 OnQueue = Callable[[SharedWait | None], None]
-"""Is called with what a call waits for, again whenever another call gets its turn, and with None when it
-goes on."""
+"""A function that is called with what a call waits for, again whenever another call gets its turn, and with
+None when the call goes on."""
 
 
 def ignore_queue(_: SharedWait | None) -> None:
-    """Do nothing."""
+    """Ignore what a call waits for."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def answering(call: PendingCall) -> Iterator[None]:
 
 
 def leave_if_given_up() -> None:
-    """Raise GivenUpError where the slot no longer waits for the call that this thread performs."""
+    """Raise GivenUpError if the slot no longer waits for the call that this thread performs."""
     _raise_if_given_up(_call.get() or PendingCall())
 
 
@@ -90,7 +90,7 @@ class QueuePlace:
     def pause(self, seconds: float) -> bool:
         """Wait for `seconds`. Return False once no other call got its turn within the patience.
 
-        Raises GivenUpError at once where the slot no longer waits for the call.
+        Raises GivenUpError at once if the slot no longer waits for the call.
         """
         self._call.given_up.wait(seconds)
         return self.waited(seconds)
@@ -132,15 +132,15 @@ class SharedLock:
         self._what = what
         self._lock = Lock()  # guards `_turns`, for moments only
         self._turns: deque[Event] = deque()  # the first one is set: its call holds the shared lock
-        self._turns_taken = (
-            0  # how often a call got the lock; waiting calls see others move on as it grows
-        )
+        # How often a call got the lock. Waiting calls see by it that others move on.
+        self._turns_taken = 0
 
     @contextmanager
     def hold(self, patience_s: float, otherwise: str) -> Iterator[None]:
         """Hold the lock while inside.
 
-        Raises EnvError with the text `otherwise` once one call holds it for `patience_s`.
+        Raises EnvError with the text `otherwise` once one call holds it for `patience_s`, and GivenUpError if
+        the slot no longer waits for this call.
         """
         turn = Event()
         with self._lock:

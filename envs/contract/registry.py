@@ -103,9 +103,9 @@ def load_suite(name: str) -> Suite:
     `explored:FOLDER` and names with other prefixes of MADE_OF are suites made from their argument. Raises
     TaskError if there is no such suite, or if the object is not a Suite.
     """
-    prefix, _, of = name.partition(":")
-    if prefix in MADE_OF and (of or prefix not in SHIPPED):
-        return _made_of(prefix, of)
+    prefix, _, argument = name.partition(":")
+    if prefix in MADE_OF and (argument or prefix not in SHIPPED):
+        return _suite_made_of(prefix, argument)
     # A name with a dot is a module or a file whose class is missing: load_own reports that.
     if ":" not in name and "." not in name:
         if name not in SHIPPED:
@@ -240,7 +240,7 @@ def _call_hook(
 
 
 def find_task(suite: str, task_id: str) -> Task:
-    """Return a task of a suite. Raises TaskError if there is none, with the closest id or the reason.
+    """Return a task of a suite. Raises TaskError, with the closest id or the reason, if there is none.
 
     A suite may have two mappings of task ids to reasons: `left_out`, for tasks that are not played at all (an
     evaluation reports them too), and `elsewhere`, for tasks of packages that are not installed here.
@@ -255,12 +255,13 @@ def tasks_of(suite: str, split: Split | None = None) -> list[Task]:
     return [task for task in load_suite(suite).tasks.values() if split in (None, task.split)]
 
 
-def _made_of(prefix: str, of: str) -> Suite:
+def _suite_made_of(prefix: str, argument: str) -> Suite:
+    """Return the suite `prefix:argument`. Raises TaskError if the argument is empty or wrong."""
     path, what = MADE_OF[prefix]
-    if not of:
+    if not argument:
         raise TaskError(f"suite {prefix}: name what it is made of, {prefix}:{what}")
     module, _, attribute = path.partition(":")
-    suite: Suite = getattr(importlib.import_module(module), attribute)(of)
+    suite: Suite = getattr(importlib.import_module(module), attribute)(argument)
     return suite
 
 
@@ -340,20 +341,20 @@ def select_tasks(
     the caller can report why the task may not be used. Raises TaskError, with the closest id, for a pattern
     that names no task, and if the exclusions leave none.
     """
-    everyone = list(load_suite(suite).tasks.values())
-    selectable = everyone if among is None else list(among)
+    all_tasks = list(load_suite(suite).tasks.values())
+    selectable = all_tasks if among is None else list(among)
     wanted_patterns = list(patterns)
     selected: dict[str, Task] = {}
     for pattern in wanted_patterns:
         if not pattern.startswith("!"):
             selected |= {
-                task.id: task for task in _tasks_matching(suite, pattern, selectable, everyone)
+                task.id: task for task in _tasks_matching(suite, pattern, selectable, all_tasks)
             }
     if all(pattern.startswith("!") for pattern in wanted_patterns):
         selected = {task.id: task for task in selectable}
     for pattern in wanted_patterns:
         if pattern.startswith("!"):
-            for task in _tasks_matching(suite, pattern[1:], everyone, everyone):
+            for task in _tasks_matching(suite, pattern[1:], all_tasks, all_tasks):
                 selected.pop(task.id, None)
     if wanted_patterns and not selected:
         raise TaskError(f"nothing is left of suite {suite} after {', '.join(wanted_patterns)}")
@@ -361,20 +362,20 @@ def select_tasks(
 
 
 def _tasks_matching(
-    suite: str, pattern: str, selectable: Sequence[Task], everyone: Sequence[Task]
+    suite: str, pattern: str, selectable: Sequence[Task], all_tasks: Sequence[Task]
 ) -> list[Task]:
     if not is_pattern(pattern):
         return [find_task(suite, pattern)]
     matches = [task for task in selectable if fnmatchcase(task.id, pattern)]
     if matches:
         return matches
-    others = [task for task in everyone if fnmatchcase(task.id, pattern)]
+    others = [task for task in all_tasks if fnmatchcase(task.id, pattern)]
     if others:
         raise TaskError(
             f"{pattern!r} names only tasks of suite {suite} that do not belong here, "
             f"e.g. {others[0].id!r}; they are of the other split"
         )
-    ids = [task.id for task in everyone]
+    ids = [task.id for task in all_tasks]
     rooted = f"{ids[0].partition('/')[0]}/{pattern}" if ids else pattern
     near = [rooted] if any(fnmatchcase(task_id, rooted) for task_id in ids) else []
     hint = did_you_mean(pattern, near or ids) or (f"; did you mean {rooted!r}?" if near else "")

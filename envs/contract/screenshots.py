@@ -1,7 +1,7 @@
 """Encoded screenshots: as observations, decoded, and converted for the store.
 
 observe     an encoded screenshot as an Observation, as JPEG if requested
-stored_as   an observation in the encoding in which everything sees and stores it
+stored_as   an observation with its screenshot in the encoding of the store
 pixels_of   an encoded image, decoded
 size_of     the size of an encoded image, from its header
 as_seen     an open image as a viewer shows it; all code that reads pictures uses this

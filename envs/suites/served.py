@@ -65,13 +65,14 @@ class ServedSuite:
 
     def make_env(self) -> GuiEnv:
         """Raise TaskError, since dart has no environment for these tasks."""
-        raise TaskError(self._played_elsewhere())
+        raise TaskError(self._message())
 
     def check_parts(self) -> None:
         """Raise MissingPartError, since dart has no environment for these tasks."""
-        raise MissingPartError(self._played_elsewhere())
+        raise MissingPartError(self._message())
 
-    def _played_elsewhere(self) -> str:
+    def _message(self) -> str:
+        """Return the message that tells how such tasks are played."""
         return (
             f"the tasks of {self._path} are played by an agent of yours through `dart serve`, "
             "not by `dart env`; set up.serve = true and up.envs = 0 (docs/serve.md)"

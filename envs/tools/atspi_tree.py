@@ -84,11 +84,11 @@ class _Reach:
 
 
 @dataclass
-class _Read:
+class _Widget:
     """A reported widget with the widgets below it."""
 
     report: Report
-    below: list[_Read] = field(default_factory=list)
+    below: list[_Widget] = field(default_factory=list)
 
     @property
     def role(self) -> str:
@@ -160,7 +160,7 @@ def _inside(box: _Area, around: _Area) -> bool:
     return left <= x and top <= y and x + width <= left + wide and y + height <= top + high
 
 
-def _windows(widgets: Sequence[Report]) -> list[tuple[str, _Read]]:
+def _windows(widgets: Sequence[Report]) -> list[tuple[str, _Widget]]:
     """Return the windows, each with the name of its application, in the order of the tree."""
     windows = []
     for desktop in _nested(widgets):
@@ -170,33 +170,34 @@ def _windows(widgets: Sequence[Report]) -> list[tuple[str, _Read]]:
     return windows
 
 
-def _nested(widgets: Iterable[Report]) -> list[_Read]:
+def _nested(widgets: Iterable[Report]) -> list[_Widget]:
     """Return widgets, which come depth first with their depth, as trees."""
-    roots: list[_Read] = []
-    path: list[_Read] = []
+    roots: list[_Widget] = []
+    path: list[_Widget] = []
     for report in widgets:
-        read = _Read(report)
+        widget = _Widget(report)
         del path[int(report["depth"]) :]
-        (path[-1].below if path else roots).append(read)
-        path.append(read)
+        (path[-1].below if path else roots).append(widget)
+        path.append(widget)
     return roots
 
 
-def _shows_menu(window: _Read) -> bool:
-    """Return True if a menu is open: an entry of a menu is on the screen."""
+def _shows_menu(window: _Widget) -> bool:
+    """Return True if a menu of the window is open, which means that an entry of it is on the screen."""
     waiting = [window]
     while waiting:
-        each = waiting.pop()
-        if each.role == "menu" and any(
-            entry.report["showing"] and _area(entry.report) for entry in each.below
+        widget = waiting.pop()
+        if widget.role == "menu" and any(
+            entry.report["showing"] and _has_area(entry.report) for entry in widget.below
         ):
             return True
-        waiting += each.below
+        waiting += widget.below
     return False
 
 
-def _node(read: _Read, frame: Box, reach: _Reach, *, listed: bool = False) -> Node:
-    report, role = read.report, read.role
+def _node(widget: _Widget, frame: Box, reach: _Reach, *, listed: bool = False) -> Node:
+    """Return a widget with those below it as nodes; `frame` is the part of the screen that shows them."""
+    report, role = widget.report, widget.role
     box = _box(report, frame) if report["showing"] else None
     acts = _operations(report) if box and report["sensitive"] and reach.admits(role, box) else ()
     below = replace(reach, shut=True) if role in OPENED else reach
@@ -205,7 +206,7 @@ def _node(read: _Read, frame: Box, reach: _Reach, *, listed: bool = False) -> No
         inner = box or NOWHERE
     elif role in MENUS:
         inner = reach.screen  # an open menu is a separate window
-    children = [_node(child, inner, below, listed=role in LISTS) for child in read.below]
+    children = [_node(child, inner, below, listed=role in LISTS) for child in widget.below]
     name = (report["name"] or "").strip() or _label(report)
     if acts and not name and role in OPENED:
         name = next((child.name for child in _all(children) if child.name), "")
@@ -249,7 +250,7 @@ def _label(report: Report) -> str:
     return "" if report["role"] in WRITTEN else str(report["text"] or "").strip()[:200]
 
 
-def _area(report: Report) -> bool:
+def _has_area(report: Report) -> bool:
     return bool(report["box"]) and min(report["box"][2:]) > 0
 
 

@@ -3,7 +3,7 @@
     ChildProgram   the process: started at the first request; if it hangs, killed with all that it started
     find_named     the interpreter that an option or a variable names
 
-It serves libraries whose version pins exclude those of dart. The program is run as `python -c SOURCE` and
+It serves libraries whose version pins exclude dart's. The program is run as `python -c SOURCE` and
 is never imported. For each request it reads a JSON line on stdin and writes a JSON line to its original
 stdout. If that line has `blobs`, a list of lengths, that many bytes follow it. The stderr of the program is
 its log.
@@ -63,7 +63,7 @@ class ChildProgram:
         self._folder = folder or tempfile.gettempdir()
         self._variables = dict(variables or {})
         self._process: subprocess.Popen[bytes] | None = None
-        self._rest = b""  # read from it, and not yet used
+        self._rest = b""  # bytes that were read from the process and are not used yet
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
 
     @property
@@ -176,6 +176,7 @@ class ChildProgram:
         return whole[:length]
 
     def _more(self, until: float) -> bytes:
+        """Return the next bytes of the process. Raises TimeoutError after `until`, EOFError at the end."""
         assert self._process is not None
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()

@@ -1,7 +1,7 @@
 """Mouse and keyboard as events: one state machine, and one table of key names, for every suite.
 
     canonical      the canonical name of a key, from any of its names
-    is_shifted     whether a US keyboard writes a character with shift
+    is_shifted     returns whether a US keyboard writes a character with shift
     InputMachine   converts actions into events; keeps what is down, and the pointer's place
     Moved, Button, Wheel, Key, Text   the events, which a suite performs
 
@@ -129,9 +129,8 @@ class InputMachine:
     most_notches: int = MOST_NOTCHES
     pointer: Point = (0, 0)
     buttons: list[MouseButton] = field(default_factory=list)  # the buttons that are down
-    keys: list[str] = field(
-        default_factory=list
-    )  # the keys that are down, in the order of their presses
+    keys: list[str] = field(default_factory=list)
+    """The keys that are down, in the order of their presses."""
 
     def events_of(self, action: Action) -> Iterator[Event]:
         """Return the events that perform `action`; none if it uses neither mouse nor keyboard."""

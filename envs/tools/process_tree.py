@@ -15,7 +15,7 @@ import sys
 import psutil
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h; psutil has no such call
-_ROUNDS = 20  # against a process that starts others while it is ended
+_ROUNDS = 20  # tries to kill everything, since a process may start others meanwhile
 
 
 def adopt_orphans() -> None:
@@ -54,9 +54,8 @@ def _below(pid: int) -> list[psutil.Process]:
         processes = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-    except (
-        psutil.AccessDenied
-    ):  # this user may not read some process of the host (hidepid=1, proc(5))
+    except psutil.AccessDenied:
+        # This user may not read some process of the host (hidepid=1, proc(5)).
         processes = _readable_below(pid)
     return [process for process in processes if _lives(process)]
 

@@ -140,9 +140,8 @@ class TaskFile:
     id: _Text  # unique in its folder
     instruction: _Text
     evaluator: Evaluator
-    snapshot: str = (
-        ""  # the state from which the task starts; in OSWorld mostly the name of an application
-    )
+    snapshot: str = ""
+    """The state from which the task starts; in OSWorld mostly the name of an application."""
     config: tuple[SetupStep, ...] = ()
     split: Split = "train"
     max_steps: Annotated[int, Field(ge=1, strict=True)] = DEFAULT_MAX_STEPS
@@ -170,7 +169,7 @@ class TaskFile:
 
     @property
     def digest(self) -> str:
-        """Return a digest of the content of the file, with set-up and evaluator; its path does not count."""
+        """A digest of the content of the file, with set-up and evaluator; its path does not count."""
         content = _TASK_FILE.dump_python(replace(self, path=None), mode="json")
         return content_hash(json.dumps(content, sort_keys=True).encode())
 
@@ -202,10 +201,8 @@ class LoadedTasks(NamedTuple):
 def load_tasks(folder: Path, *, heldout: Collection[str] = ()) -> LoadedTasks:
     """Return the tasks of all `*.json` below `folder`.
 
-    Those in `heldout` are held out, whatever their files say.
-
-    Raises TaskError if the folder does not exist or holds no such file, or if an id of `heldout` is not
-    the id of one of its tasks.
+    Tasks whose ids are in `heldout` are held out, whatever their files say. Raises TaskError if the folder
+    does not exist or holds no such file, or if an id of `heldout` is not the id of one of its tasks.
     """
     if not folder.is_dir():
         raise TaskError(f"no folder of tasks at {folder}; name one that holds *.json files")

@@ -52,8 +52,8 @@ def lines_of(path: Path) -> Iterator[str]:
         with path.open(encoding=encoding) as lines:
             yield from lines
     except UnicodeDecodeError:
-        # This error counts the place within a block that was read; that of read_text counts it within the
-        # file.
+        # This error counts the place within a block that was read. The error of read_text counts it within
+        # the file.
         read_text(path)
         raise
 
@@ -61,9 +61,8 @@ def lines_of(path: Path) -> Iterator[str]:
 def why(error: Exception, fix: str) -> str:
     """Return the reason why a JSON file cannot be read, and the fix.
 
-    It is the end of a sentence that begins with the name of the file.
-
-    `fix` is the fix for a file that is missing or whose text is wrong.
+    Both are the end of a sentence that begins with the name of the file. `fix` is the fix for a file that is
+    missing or whose text is wrong.
     """
     match error:
         case OSError():

@@ -21,16 +21,16 @@ from dart_cli.runtime.commands import commands_of
 from tests.data.parts import (
     MIXED,
     a_batch,
+    batch_trained,
     make_ledger,
     next_batch,
     play_group,
     small_config,
     train,
-    trained,
 )
 from tests.simulated import QUICK
 
-SUITE = Path(__file__).parents[1] / "suites" / "coin_suite.py"
+SUITE = Path(__file__).parents[1] / "own_suites" / "coin_suite.py"
 CONFIG = """
 [run]
 dir = "{folder}/run"
@@ -184,7 +184,7 @@ def test_success_is_reported_by_the_batches_in_the_weights_when_it_was_played(
             for _ in range(config.data.groups_per_batch):
                 play_group(ledger, outcomes, version=version)
             batch = a_batch(next_batch(ledger, version))
-            ledger.batch_trained(trained(batch.batch_id, version + 3))
+            ledger.batch_trained(batch_trained(batch.batch_id, version + 3))
         store.commit()
         course = learning_curve(store, began=0.0)
     assert course.success == [(0, 0.25), (1, 0.5)]

@@ -32,7 +32,7 @@ from dart_cli.data.store.open import open_store
 from dart_cli.runtime.run_dir import claim, save_config
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from envs.contract.registry import load_suite
-from tests.data.parts import MIXED, a_batch, next_batch, play_group, small_config, trained
+from tests.data.parts import MIXED, a_batch, batch_trained, next_batch, play_group, small_config
 from tests.train.parts import save
 from tests.weights.sets import publish
 
@@ -55,7 +55,7 @@ def play(config: Config) -> None:
         for _ in range(3):
             play_group(ledger, MIXED)
         a_batch(next_batch(ledger, 0))
-        ledger.batch_trained(trained(1))
+        ledger.batch_trained(batch_trained(1))
         store.commit()
     tensors = {"w": torch.zeros(3)}
     publish(tensors, config.run.dir / "weights", 1)
@@ -125,7 +125,7 @@ def is_one_line(attempt: Callable[[], object]) -> bool:
 def test_a_cut_task_file_is_a_suite_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    whole = (Path(__file__).parents[1] / "suites" / "coin_suite.py").read_bytes()
+    whole = (Path(__file__).parents[1] / "own_suites" / "coin_suite.py").read_bytes()
     path = tmp_path_factory.mktemp("cut") / "suite.py"
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
     assert is_one_line(lambda: load_suite(f"{path}:CoinSuite"))

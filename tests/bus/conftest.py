@@ -1,4 +1,4 @@
-"""What the tests of the sockets share."""
+"""The fixture that the tests of the sockets share."""
 
 from __future__ import annotations
 

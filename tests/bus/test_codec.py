@@ -39,7 +39,7 @@ from bus.messages import (
     VersionSpan,
 )
 from bus.packed import float64s, int32s
-from tests.altered import altered
+from tests.copies import copy_with
 
 SHOT = os.urandom(40_000)
 
@@ -68,7 +68,7 @@ def step_record(**changes: Any) -> StepRecord:
     return StepRecord(**{**fields, **changes})
 
 
-POINTED = altered(
+POINTED = copy_with(
     step_record(),
     patches=[-1, 3],
     pointed=[
@@ -160,7 +160,7 @@ def with_body(message: Message, **changes: object) -> list[bytes]:
 
 def with_sampled(**changes: object) -> list[bytes]:
     """A step whose tokens stand in the header, so that they can be changed."""
-    record = altered(step_record(), token_ids=[], behaviour_logprobs=[], entropies=[])
+    record = copy_with(step_record(), token_ids=[], behaviour_logprobs=[], entropies=[])
     header = header_of(record)
     header["body"]["sampled"].update(changes)
     return with_header(record, header)
@@ -378,7 +378,7 @@ def test_packed_numbers_that_are_cut_or_do_not_fit_are_refused() -> None:
     with pytest.raises(ProtocolError, match="blob 0 of 9 bytes holds no packed numbers"):
         decode(frames)
     with pytest.raises(ProtocolError, match=r"^StepRecord: cannot be sent: "):
-        encode(altered(step_record(), token_ids=[2**31]))
+        encode(copy_with(step_record(), token_ids=[2**31]))
 
 
 def test_a_list_is_no_array_and_an_array_no_list() -> None:

@@ -22,7 +22,7 @@ from dart_cli.runtime.run_dir import save_config
 from dart_cli.runtime.streams import READER_GONE
 from tests.cli.test_up import write_config
 from tests.data.parts import small_config
-from tests.inspection.parts import Played, evaluation
+from tests.inspection.parts import PlayedRun, evaluation
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -84,7 +84,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("streams")
     config = small_config(folder / "over", pool_ratio=0.25, max_staleness=4)
     with open_store(config.run.dir) as store:
-        played = Played(config, store)
+        played = PlayedRun(config, store)
         save_config(config)
     file = folder / "evaluation.json"
     file.write_text(evaluation("after", 5).model_dump_json())

@@ -26,7 +26,7 @@ from tests.data.parts import make_ledger, step_record, trajectory_end
 from tests.simulated import SLOW
 from tests.waiting import PATIENCE_S, wait_until
 
-SUITES = Path(__file__).parents[1] / "suites"
+SUITES = Path(__file__).parents[1] / "own_suites"
 CONFIG = """
 [run]
 dir = "{folder}/run"

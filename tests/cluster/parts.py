@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.faults.local_nodes import LocalCluster
 from tests.simulated import QUICK
 
-SUITE = Path(__file__).parents[1] / "suites" / "coin_suite.py"
+SUITE = Path(__file__).parents[1] / "own_suites" / "coin_suite.py"
 CONFIG = """
 [run]
 dir = "{folder}/run"
@@ -45,10 +45,10 @@ class Runs:
     """Runs of `dart up` on a cluster."""
 
     cluster: LocalCluster
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    children: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def up(self, path: Path, *more: object) -> subprocess.Popen[str]:
-        """`dart up PATH --ray ADDRESS` in a process of its own."""
+        """Start `dart up PATH --ray ADDRESS` in a separate process."""
         command = (sys.executable, "-m", "dart_cli", "up", path, "--ray", self.cluster.address)
         child = subprocess.Popen(
             [*map(str, (*command, *more))],
@@ -58,11 +58,11 @@ class Runs:
             text=True,
             env=dict(self.cluster.environment),
         )
-        self.started.append(child)
+        self.children.append(child)
         return child
 
     def end(self) -> None:
-        """Kill those that live."""
-        for child in self.started:
+        """Kill the runs that have not ended."""
+        for child in self.children:
             child.kill()
             child.communicate()

@@ -26,8 +26,8 @@ def config(tmp_path: Path) -> Config:
 
 @pytest.fixture
 def store(config: Config) -> Iterator[Store]:
-    with open_store(config.run.dir) as opened:
-        yield opened
+    with open_store(config.run.dir) as store:
+        yield store
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def ledger(config: Config, store: Store, clock: Clock) -> Ledger:
 
 @pytest.fixture
 def short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Held requests are answered soon, dead workers noticed soon."""
+    """Make the service answer held requests, and notice dead workers, after a short time."""
     monkeypatch.setattr(service, "HOLD_S", 0.2)
     monkeypatch.setattr(service, "HOUSEKEEPING_S", 0.05)
     monkeypatch.setattr(service, "DEAD_AFTER_S", 0.5)

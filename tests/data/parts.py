@@ -1,4 +1,4 @@
-"""What the data tests share: a small run, its messages, and a ledger that is played on."""
+"""A small run, its messages, and a ledger that is played on, for the tests of the data service."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from dart_cli.data.store.rows import PoolRow, PoolSource
 from dart_cli.data.store.steps import StepRow
 from dart_cli.data.store.writer import Store
 from envs.contract.blobs import content_hash
-from tests.altered import altered
+from tests.copies import copy_with
 
 
 def small_config(
     run_dir: Path, *, train: dict[str, object] | None = None, **data: object
 ) -> Config:
-    """A run of two tasks in groups of four, two groups a batch."""
+    """Return the configuration of a run of two tasks in groups of four, two groups a batch."""
     settings = {"group_size": 4, "groups_per_batch": 2, "max_open_groups": 6, **data}
     tasks = [task.id for task in training_tasks(Config())[:2]]
     return Config.model_validate(
@@ -56,14 +56,14 @@ def small_config(
 
 
 def picture(*parts: object) -> bytes:
-    """Bytes that stand for a screenshot, other ones for other parts."""
+    """Return bytes that stand for a screenshot; other `parts` give other bytes."""
     return b"\x89PNG" + hashlib.blake2b(repr(parts).encode()).digest() * 20
 
 
 def step_record(
     trajectory_id: str, step: int, *, version: int = 0, image: bytes | None = None
 ) -> StepRecord:
-    """A step whose numbers follow from its trajectory and index."""
+    """Return a step whose numbers follow from its trajectory and index."""
     image = image or picture(trajectory_id, step)
     tokens = [step + 1, step + 2, 7]
     return StepRecord(
@@ -99,11 +99,11 @@ DRAG = SampledTokens(
     version_spans=[VersionSpan(version=0, start=0, end=9)],
     patches=[-1, -1, -1, 5, -1, -1, -1, 0, -1],
 )
-"""What a policy that points says to a screen of at least six cells: two pointers."""
+"""The answer of a policy that points to a screen of at least six cells: two pointers."""
 
 
 def pointer_record(trajectory_id: str, step: int, **changes: object) -> StepRecord:
-    """A step with the two pointers of a drag, each with its map."""
+    """Return a step with the two pointers of a drag, each with its map."""
     heat = bytes([7, 0, 30, 1, 2, 255])
     best = PointerCandidate(x=5 / 6, y=0.75, score=0.5)
     maps = [
@@ -111,13 +111,13 @@ def pointer_record(trajectory_id: str, step: int, **changes: object) -> StepReco
         PointerMap(position=7, rows=2, columns=3, heat=heat[::-1]),
     ]
     plain = step_record(trajectory_id, step)
-    return altered(altered(plain, sampled=DRAG, pointed=maps), **changes)
+    return copy_with(copy_with(plain, sampled=DRAG, pointed=maps), **changes)
 
 
 def trajectory_end(
     trajectory_id: str, steps: int, outcome: Outcome = "pass", stop_reason: StopReason = "done"
 ) -> TrajectoryEnd:
-    """The end of an episode."""
+    """Return the message for the end of an episode."""
     return TrajectoryEnd(
         trajectory_id=trajectory_id,
         steps=steps,
@@ -131,7 +131,7 @@ def trajectory_end(
 
 
 def finished_group(name: str, outcomes: list[Outcome]) -> FinishedGroup:
-    """A group whose members took two steps each."""
+    """Return a group whose members took two steps each."""
     return FinishedGroup(
         name, tuple(Member(f"{name}-{i:02d}", o, 2) for i, o in enumerate(outcomes))
     )
@@ -147,13 +147,13 @@ def pool_member(
     added_at: float = 500.0,
     first: bytes | None = None,
 ) -> tuple[PoolRow, list[StepRow], dict[str, bytes]]:
-    """A success from outside; `first` is its first screenshot."""
+    """Return a success from outside the run; `first` is its first screenshot."""
     row = PoolRow(name, "mini", task_id, 7, source, steps, has_logprobs, "", added_at, None, 0)
-    filed, images = [], {}
+    rows, images = [], {}
     for number in range(steps):
         record = step_record(name, number, image=None if number else first)
         images[record.image_hashes[-1]] = record.screenshot
-        filed.append(
+        rows.append(
             StepRow(
                 trajectory_id=name,
                 step=number,
@@ -170,12 +170,12 @@ def pool_member(
                 worker="",
             )
         )
-    return row, filed, images
+    return row, rows, images
 
 
 @dataclass
 class Clock:
-    """Time that a test moves; or each look at it does, by `tick`."""
+    """A clock that a test sets; each reading advances it by `tick` seconds."""
 
     now: float = 1000.0
     tick: float = 0.0
@@ -186,7 +186,7 @@ class Clock:
 
 
 def make_ledger(config: Config, store: Store, clock: Clock | None = None) -> Ledger:
-    """A ledger as the service makes it."""
+    """Return a ledger as the service makes it."""
     tasks = training_tasks(config)
     store.begin_run(config.run.seed, config.model_dump_json(), tasks)
     clock = clock or Clock()
@@ -196,12 +196,12 @@ def make_ledger(config: Config, store: Store, clock: Clock | None = None) -> Led
 def ask_lease(
     ledger: Ledger, slot: int, worker: str = "env-0", *, started_at: float = 0.0
 ) -> Lease:
-    """A lease that must be there."""
-    found = ledger.lease(
+    """Return a lease, which the ledger must give."""
+    reply = ledger.lease(
         LeaseRequest(worker=worker, slot=slot, suites=["mini"], started_at=started_at)
     )
-    assert isinstance(found, Lease), found
-    return found
+    assert isinstance(reply, Lease), reply
+    return reply
 
 
 def play(
@@ -227,14 +227,17 @@ def play_group(ledger: Ledger, outcomes: list[Outcome], *, steps: int = 2, versi
 
 
 def pointing_config(run_dir: Path, **changes: object) -> Config:
-    """`small_config` of a policy that points; without `changes` of a model that nobody knows."""
-    whole = small_config(run_dir).model_dump()
-    given = changes or {"rollout": {"engine": "scripted"}}
-    return Config.model_validate({**whole, "policy": {"pointing": "pointer"}, **given})
+    """Return `small_config` with a policy that points; without `changes` its engine is scripted."""
+    defaults = small_config(run_dir).model_dump()
+    changes = changes or {"rollout": {"engine": "scripted"}}
+    return Config.model_validate({**defaults, "policy": {"pointing": "pointer"}, **changes})
 
 
 def play_pointing(ledger: Ledger) -> list[str]:
-    """Groups for one batch whose members pointed twice in their one step; ids of the first's."""
+    """Play the groups of one batch, whose members point twice in their one step.
+
+    Returns the ids of the first group's trajectories.
+    """
     names = []
     for _ in range(2):
         leases = [ask_lease(ledger, slot) for slot in range(len(MIXED))]
@@ -245,13 +248,13 @@ def play_pointing(ledger: Ledger) -> list[str]:
     return names[: len(MIXED)]
 
 
-def play_paths(ledger: Ledger, drawn: Sequence[tuple[Outcome, str]]) -> str:
-    """One group; of each member its outcome, and a letter for each screen it stood on.
+def play_paths(ledger: Ledger, members: Sequence[tuple[Outcome, str]]) -> str:
+    """Play one group, and return its id. Of each member its outcome and path are given.
 
-    What it did there is another action on the way to each other screen.
+    A path has a letter for each screen. The action on a screen depends on the screen that follows.
     """
-    leases = [ask_lease(ledger, slot) for slot in range(len(drawn))]
-    for member, (lease, (outcome, path)) in enumerate(zip(leases, drawn, strict=True)):
+    leases = [ask_lease(ledger, slot) for slot in range(len(members))]
+    for member, (lease, (outcome, path)) in enumerate(zip(leases, members, strict=True)):
         for step, screen in enumerate(path):
             record = step_record(lease.trajectory_id, step, image=picture(screen))
             action = {
@@ -278,7 +281,7 @@ MIXED: list[Outcome] = ["pass", "fail", "fail", "pass"]
 
 
 def next_batch(ledger: Ledger, trainer_version: int, run_s: float = 0.0) -> Batch | NotYet:
-    """The trainer's next batch, planned, loaded and filed at once; `dart data` loads in a thread."""
+    """Plan, load and file the trainer's next batch, and return it; `dart data` loads in a thread."""
     plan = ledger.plan_batch(trainer_version, run_s)
     if isinstance(plan, NotYet):
         return plan
@@ -287,21 +290,23 @@ def next_batch(ledger: Ledger, trainer_version: int, run_s: float = 0.0) -> Batc
     return batch
 
 
-def a_batch(found: Batch | NotYet) -> Batch:
-    """A batch that must be there."""
-    assert isinstance(found, Batch), found
-    return found
+def a_batch(reply: Batch | NotYet) -> Batch:
+    """Return the reply, which must be a batch."""
+    assert isinstance(reply, Batch), reply
+    return reply
 
 
-def trained(batch_id: int, version: int | None = None, *, is_skipped: bool = False) -> BatchTrained:
-    """The trainer's acknowledgement of a batch."""
+def batch_trained(
+    batch_id: int, version: int | None = None, *, is_skipped: bool = False
+) -> BatchTrained:
+    """Return the trainer's acknowledgement of a batch."""
     after = batch_id if version is None else version
     metrics = {"loss": 1.0 / batch_id, "low_ess": float(is_skipped), "skipped": float(is_skipped)}
     return BatchTrained(batch_id=batch_id, policy_version=after, metrics=metrics)
 
 
 def hello(last_batch_id: int) -> TrainerHello:
-    """A trainer whose checkpoint ends at that batch."""
+    """Return the hello of a trainer whose checkpoint ends at that batch."""
     return TrainerHello(
         policy_version=last_batch_id,
         last_batch_id=last_batch_id,
@@ -310,7 +315,7 @@ def hello(last_batch_id: int) -> TrainerHello:
 
 
 def picture_of(ledger: Ledger) -> object:
-    """All of a ledger that must survive a restart."""
+    """Return all parts of a ledger that must survive a restart."""
     groups = {
         group.id: (
             group.state,
@@ -343,15 +348,15 @@ def picture_of(ledger: Ledger) -> object:
 
 
 def assert_sums_are_conserved(ledger: Ledger, store: Store) -> None:
-    """Each trajectory is in play, pending, in one batch, trained, or dropped for a reason.
+    """Assert that each trajectory is in play, pending, in one batch, trained, or dropped for a reason.
 
-    And each step of those in a batch is trained on or left out for a reason.
+    Each step of a trajectory in a batch must be trained on, or left out for a reason.
     """
     rows = store.trajectories()
     live = {attempt.id for _, attempt in ledger.group_table.live_attempts()}
     pending = {a.id for group in ledger.group_table.groups.values() for a in group.finished}
     for row in rows:
-        reasons = [told for told in store.decisions(row.id) if told.reason != "pool"]
+        reasons = [decision for decision in store.decisions(row.id) if decision.reason != "pool"]
         assert (row.id in live) == (row.state in ("leased", "playing"))
         assert (row.id in pending) == (row.state == "finished")
         assert (row.batch_id is not None) == (row.state in ("batched", "trained"))
@@ -373,7 +378,7 @@ def assert_sums_are_conserved(ledger: Ledger, store: Store) -> None:
 
 
 def assert_replays_are_conserved(store: Store, reuse: int) -> None:
-    """Each use of a batch comes once, in order, in time, for a reason; none after a refusal."""
+    """Assert that each use of a batch comes once, in order, in time and for a reason; none after a refusal."""
     rows = store.batches()
     assert [row.id for row in rows] == list(range(1, len(rows) + 1))
     uses: dict[int, list[int]] = {}  # of a batch -> the batches that are uses of it
@@ -389,34 +394,35 @@ def assert_replays_are_conserved(store: Store, reuse: int) -> None:
             assert row.id - uses[row.replay_of][-1] >= GAP
             uses[row.replay_of].append(row.id)
     for first, ids in uses.items():
-        told = store.decisions(f"batch {first}")
-        assert [each.batch_id for each in told if each.used] == ids[1:]
-        assert all(each.reason == "replay" for each in told if each.used)
-        refused = [each for each in told if not each.used]
-        assert refused in ([], told[-1:])
-        skipped = [each for each in ids[1:] if _is_skipped(store, each)]
-        assert bool(refused) or not skipped
+        decisions = store.decisions(f"batch {first}")
+        assert [decision.batch_id for decision in decisions if decision.used] == ids[1:]
+        assert all(decision.reason == "replay" for decision in decisions if decision.used)
+        refusals = [decision for decision in decisions if not decision.used]
+        assert refusals in ([], decisions[-1:])
+        skipped_ids = [batch_id for batch_id in ids[1:] if _is_skipped(store, batch_id)]
+        assert bool(refusals) or not skipped_ids
 
 
 def _is_skipped(store: Store, batch_id: int) -> bool:
-    return any(each.value for each in store.metrics("skipped") if each.step == batch_id)
+    return any(metric.value for metric in store.metrics("skipped") if metric.step == batch_id)
 
 
 def _assert_steps_are_conserved(store: Store, batch_id: int) -> None:
-    """All steps of the batch's groups and of those that joined them from the pool, each once."""
-    told = store.batch_rows(batch_id)
+    """Assert that each step of the batch's groups, and of the pool's members in them, has one row."""
+    rows = store.batch_rows(batch_id)
     groups = [group for group in store.groups() if group.batch_id == batch_id]
     members = [row for row in store.trajectories(group_ids=[g.id for g in groups]) if row.batch_id]
-    joined = [
+    pool_members = [
         member for g in groups if g.pool_member and (member := store.pool_member(g.pool_member))
     ]
     own = [(row.id, step) for row in members for step in range(row.steps or 0)]
-    pooled = [(row.trajectory_id, step) for row in joined for step in range(row.steps)]
-    told_own = [s for s in told if s.reason != "pool"]
-    assert sorted((s.trajectory_id, s.step) for s in told_own) == sorted(own)
-    assert sorted((s.trajectory_id, s.step) for s in told if s.reason == "pool") == sorted(pooled)
-    assert all((s.weight == 0) == (s.reason == "low_entropy") for s in told)
-    assert [(s.trajectory_id, s.step, s.advantage) for s in told if s.weight] == [
+    pool_steps = [(row.trajectory_id, step) for row in pool_members for step in range(row.steps)]
+    own_rows = [s for s in rows if s.reason != "pool"]
+    pool_rows = [s for s in rows if s.reason == "pool"]
+    assert sorted((s.trajectory_id, s.step) for s in own_rows) == sorted(own)
+    assert sorted((s.trajectory_id, s.step) for s in pool_rows) == sorted(pool_steps)
+    assert all((s.weight == 0) == (s.reason == "low_entropy") for s in rows)
+    assert [(s.trajectory_id, s.step, s.advantage) for s in rows if s.weight] == [
         (s.trajectory_id, s.step, s.advantage) for s in store.batch_steps(batch_id)
     ]
     for group in groups:
@@ -439,7 +445,7 @@ def heartbeat(
     host: str = "here",
     pid: int = 1,
 ) -> Heartbeat:
-    """What a process says each second; its role follows from its name."""
+    """Return the heartbeat of a process; its role follows from its name."""
     return Heartbeat(
         role=next((role for role in ("rollout", "train") if worker.startswith(role)), "env"),
         worker=worker,
@@ -458,7 +464,7 @@ def heartbeat(
 
 
 def sync_done(worker: str, version: int, error: str = "") -> SyncDone:
-    """A rollout worker has taken a weight set, or refused it."""
+    """Return the message of a rollout worker that has taken a weight set, or refused it."""
     return SyncDone(
         worker=worker,
         policy_version=version,
@@ -483,7 +489,7 @@ PASSED: list[Outcome] = ["pass"] * 4
 
 
 def one_task(run_dir: Path, **data: object) -> Config:
-    """A run of one task, one group of four a batch."""
+    """Return the configuration of a run of one task, one group of four a batch."""
     config = small_config(run_dir, **{"groups_per_batch": 1, **data})
     return config.model_copy(
         update={"env": config.env.model_copy(update={"tasks": config.env.tasks[:1]})}
@@ -495,13 +501,13 @@ def task_of(config: Config) -> str:
 
 
 def file_member(store: Store, config: Config, name: str = "xa", **changes: object) -> None:
-    """A success of the run's task from outside."""
-    wanted = {"task_id": task_of(config), **changes}
-    assert store.add_pool_member(*pool_member(name, **wanted))  # type: ignore[arg-type]
+    """Add a success of the run's task from outside to the pool."""
+    fields = {"task_id": task_of(config), **changes}
+    assert store.add_pool_member(*pool_member(name, **fields))  # type: ignore[arg-type]
 
 
 def train(ledger: Ledger, version: int) -> Batch:
-    """Serve and acknowledge a batch that must be there."""
+    """Serve and acknowledge a batch, which must be ready, and return it."""
     batch = a_batch(next_batch(ledger, version))
-    ledger.batch_trained(trained(batch.batch_id, version + 1))
+    ledger.batch_trained(batch_trained(batch.batch_id, version + 1))
     return batch

@@ -18,12 +18,12 @@ from dart_cli.data.store.writer import Store
 from tests.data.parts import (
     a_batch,
     assert_sums_are_conserved,
+    batch_trained,
     file_member,
     make_ledger,
     next_batch,
     play,
     small_config,
-    trained,
 )
 
 BASELINES = ("task_baseline", "step_baseline")
@@ -94,7 +94,7 @@ def test_advantages_are_rewards_less_what_was_expected_before_the_batch(
                 counts.learn(task, reward, steps)
             found = {(t.task_id, t.step): (t.passed, t.failed) for t in store.baselines()}
             assert found == counts.of
-            ledger.batch_trained(trained(number))
+            ledger.batch_trained(batch_trained(number))
 
 
 def test_samples_tell_their_reward_and_what_was_expected(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_replay_has_the_advantages_that_a_critic_made(tmp_path: Path, *, resta
                 for each in batch.samples
             ]
             told = [] if batch.reuse else values
-            ledger.batch_trained(trained(number).model_copy(update={"values": told}))
+            ledger.batch_trained(batch_trained(number).model_copy(update={"values": told}))
         first, _, again = served
         assert (again.reuse, again.group_ids) == (1, first.group_ids)
         assert [each.advantage for each in again.samples] == [10.0, 11.0]
@@ -211,7 +211,7 @@ def play_run(run_dir: Path, restarts: bool, advantage: str) -> list[object]:
             batches += 1
             if restarts:
                 store, ledger = again(store, run_dir, config)  # served, not acknowledged
-            ledger.batch_trained(trained(batches))
+            ledger.batch_trained(batch_trained(batches))
         if restarts and faults.random() < 0.3:
             store, ledger = again(store, run_dir, config)
         assert_sums_are_conserved(ledger, store)

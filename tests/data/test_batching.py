@@ -24,6 +24,7 @@ from tests.data.parts import (
     MIXED,
     a_batch,
     ask_lease,
+    batch_trained,
     hello,
     make_ledger,
     next_batch,
@@ -31,7 +32,6 @@ from tests.data.parts import (
     play_group,
     small_config,
     step_record,
-    trained,
     trajectory_end,
 )
 
@@ -66,7 +66,7 @@ def test_a_batch_keeps_its_place_in_the_run_when_it_is_served_again(
         play_group(ledger, MIXED)
         batch = a_batch(next_batch(ledger, 0, run_s))
         assert a_batch(next_batch(ledger, 0, 999.0)) == batch
-        ledger.batch_trained(trained(batch.batch_id, 0))
+        ledger.batch_trained(batch_trained(batch.batch_id, 0))
         served.append(batch.run_s)
         ledger = make_ledger(config, store)
     assert served == [40.0, 40.0, 70.0]
@@ -74,7 +74,7 @@ def test_a_batch_keeps_its_place_in_the_run_when_it_is_served_again(
     for run_s in served:
         batch = a_batch(next_batch(ledger, 0, 999.0))
         assert batch.run_s == run_s
-        ledger.batch_trained(trained(batch.batch_id, 0))
+        ledger.batch_trained(batch_trained(batch.batch_id, 0))
 
 
 def test_a_batch_keeps_the_trajectories_that_were_over_when_it_was_formed(
@@ -90,7 +90,7 @@ def test_a_batch_keeps_the_trajectories_that_were_over_when_it_was_formed(
     in_play = ask_lease(ledger, 40)
     served = [a_batch(next_batch(ledger, 0))]
     assert served[0].trajectories == ledger.trajectories == 8
-    ledger.batch_trained(trained(1, 0))
+    ledger.batch_trained(batch_trained(1, 0))
     ledger = make_ledger(config, store)
     assert ledger.trajectories == 8
     ledger.end(trajectory_end(in_play.trajectory_id, 0, "invalid"))  # it joins its group again
@@ -105,7 +105,7 @@ def test_a_batch_keeps_the_trajectories_that_were_over_when_it_was_formed(
     ledger.hello(hello(0))
     for batch in served:
         assert a_batch(next_batch(ledger, 0)).trajectories == batch.trajectories
-        ledger.batch_trained(trained(batch.batch_id, 0))
+        ledger.batch_trained(batch_trained(batch.batch_id, 0))
 
 
 def test_no_more_trajectories_are_begun_than_the_run_may_have(store: Store, config: Config) -> None:
@@ -141,7 +141,7 @@ def test_a_batch_is_served_again_until_it_is_acknowledged(ledger: Ledger) -> Non
         play_group(ledger, MIXED)
     first = a_batch(next_batch(ledger, 0))
     assert a_batch(next_batch(ledger, 0)) == first
-    ledger.batch_trained(trained(first.batch_id))
+    ledger.batch_trained(batch_trained(first.batch_id))
     second = a_batch(next_batch(ledger, 1))
     assert second.batch_id == 2
     assert not set(first.group_ids) & set(second.group_ids)
@@ -168,7 +168,7 @@ def test_a_trainer_that_waits_because_all_is_solved_gets_that_reason(ledger: Led
     assert found.reason.endswith(f"33 all_success; {NO_GRADIENT['all_success']}")
     for _ in range(2):
         play_group(ledger, MIXED)
-    ledger.batch_trained(trained(a_batch(next_batch(ledger, 0)).batch_id))
+    ledger.batch_trained(batch_trained(a_batch(next_batch(ledger, 0)).batch_id))
     found = next_batch(ledger, 1)
     assert isinstance(found, NotYet)
     assert "dropped" not in found.reason
@@ -179,10 +179,10 @@ def test_an_acknowledgement_sent_twice_counts_once(ledger: Ledger, store: Store)
         play_group(ledger, MIXED)
     batch = a_batch(next_batch(ledger, 0))
     for _ in range(2):
-        assert ledger.batch_trained(trained(batch.batch_id)).accepted
+        assert ledger.batch_trained(batch_trained(batch.batch_id)).accepted
     assert ledger.updates == 1
     assert len(store.metrics("loss")) == 1
-    assert not ledger.batch_trained(trained(99)).accepted
+    assert not ledger.batch_trained(batch_trained(99)).accepted
 
 
 def test_a_metric_that_is_not_finite_is_left_out(ledger: Ledger, store: Store) -> None:
@@ -199,7 +199,7 @@ def test_a_metric_that_is_not_finite_is_left_out(ledger: Ledger, store: Store) -
 def test_a_batchs_mean_reward_is_among_its_metrics(ledger: Ledger, store: Store) -> None:
     play_group(ledger, ["pass", "pass", "pass", "fail"])
     play_group(ledger, ["pass", "fail", "fail", "fail"])
-    ledger.batch_trained(trained(a_batch(next_batch(ledger, 0)).batch_id))
+    ledger.batch_trained(batch_trained(a_batch(next_batch(ledger, 0)).batch_id))
     [point] = store.metrics("reward")
     assert (point.step, point.value) == (1, 0.5)
     assert ledger.progress.metrics()["reward"] == 0.5
@@ -213,13 +213,13 @@ def test_batches_after_the_checkpoint_are_served_again_in_order_and_earlier_ones
         for _ in range(2):
             play_group(ledger, MIXED, version=number - 1)
         batches.append(a_batch(next_batch(ledger, number - 1)))
-        ledger.batch_trained(trained(number))
+        ledger.batch_trained(batch_trained(number))
     ledger.hello(hello(2))
     assert ledger.updates == 2
     again = []
     for number in (3, 4):
         again.append(a_batch(next_batch(ledger, number - 1)))
-        ledger.batch_trained(trained(number))
+        ledger.batch_trained(batch_trained(number))
     assert again == batches[2:]
     assert isinstance(next_batch(ledger, 4), NotYet)
     assert ledger.updates == 4
@@ -288,7 +288,7 @@ def train_batches(ledger: Ledger, numbers: range) -> list[Batch]:
         for _ in range(2):
             play_group(ledger, MIXED, version=number - 1)
         batches.append(a_batch(next_batch(ledger, number - 1)))
-        ledger.batch_trained(trained(number))
+        ledger.batch_trained(batch_trained(number))
     return batches
 
 

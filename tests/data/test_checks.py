@@ -21,7 +21,7 @@ from dart_cli.data.checks import model_facts
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.writer import Store
 from envs.contract.blobs import content_hash
-from tests.altered import altered
+from tests.copies import copy_with
 from tests.data.parts import (
     END,
     PAD,
@@ -65,7 +65,7 @@ def test_a_step_whose_parts_do_not_fit_is_refused_by_name(
 ) -> None:
     lease = ask_lease(ledger, 0)
     with pytest.raises(ProtocolError, match=named):
-        ledger.step(altered(step_record(lease.trajectory_id, 0), **change))
+        ledger.step(copy_with(step_record(lease.trajectory_id, 0), **change))
     assert store.steps(lease.trajectory_id) == []
 
 

@@ -21,6 +21,7 @@ from tests.data.parts import (
     PASSED,
     a_batch,
     assert_sums_are_conserved,
+    batch_trained,
     file_member,
     make_ledger,
     next_batch,
@@ -30,7 +31,6 @@ from tests.data.parts import (
     play_group,
     step_record,
     train,
-    trained,
 )
 
 POOL = {"pool_ratio": 0.2}  # 1 of 5
@@ -301,7 +301,7 @@ def test_steps_of_low_entropy_are_left_out_with_the_reason_and_again_after_a_res
         assert [(s.trajectory_id, s.step) for s in batch.samples] == kept
         assert set(batch.images) == {n for s in batch.samples for n in batch.image_hashes(s)}
         assert a_batch(next_batch(ledger_of(config, store), 0)) == batch
-        ledger.batch_trained(trained(1))
+        ledger.batch_trained(batch_trained(1))
         assert ledger.progress.metrics()["steps_left_out"] == pytest.approx(1 - len(kept) / 20)
         weights = {d.subject: d.weight for d in store.decisions()}
         for name in {row.trajectory_id for row in rows}:

@@ -22,6 +22,7 @@ from tests.data.parts import (
     Clock,
     a_batch,
     ask_lease,
+    batch_trained,
     make_ledger,
     next_batch,
     one_task,
@@ -30,7 +31,6 @@ from tests.data.parts import (
     small_config,
     state_of,
     step_record,
-    trained,
     trajectory_end,
 )
 
@@ -48,7 +48,7 @@ def test_a_trajectory_goes_through_the_ledger_state_by_state(ledger: Ledger, sto
     play_group(ledger, MIXED)
     batch = a_batch(next_batch(ledger, 0))
     seen.append(state_of(store, name))
-    ledger.batch_trained(trained(batch.batch_id))
+    ledger.batch_trained(batch_trained(batch.batch_id))
     seen.append(state_of(store, name))
     assert seen == ["leased", "playing", "finished", "batched", "trained"]
 
@@ -99,7 +99,7 @@ def test_a_repeat_after_the_group_is_trained_still_changes_nothing(
 ) -> None:
     group = play_group(ledger, MIXED)
     play_group(ledger, MIXED)
-    ledger.batch_trained(trained(a_batch(next_batch(ledger, 0)).batch_id))
+    ledger.batch_trained(batch_trained(a_batch(next_batch(ledger, 0)).batch_id))
     before = store.trajectories()
     assert ledger.step(step_record(f"{group}-00", 0)).accepted
     assert ledger.end(trajectory_end(f"{group}-00", 2)).accepted

@@ -20,13 +20,13 @@ from tests.data.parts import (
     MIXED,
     a_batch,
     ask_lease,
+    batch_trained,
     heartbeat,
     hello,
     make_ledger,
     next_batch,
     play_group,
     small_config,
-    trained,
 )
 
 
@@ -93,7 +93,7 @@ def config_of(run_dir: Path) -> Config:
 def train_one(ledger: Ledger, version: int) -> int:
     batch = a_batch(next_batch(ledger, version))
     publish(ledger, version + 1, batch.batch_id)
-    ledger.batch_trained(trained(batch.batch_id, version + 1))
+    ledger.batch_trained(batch_trained(batch.batch_id, version + 1))
     return batch.batch_id
 
 

@@ -14,7 +14,7 @@ from dart_cli.data.queues import LeaseQueue
 from dart_cli.data.scheduler import NotYet
 from dart_cli.data.store.open import open_store
 from envs.contract.blobs import content_hash
-from tests.altered import altered
+from tests.copies import copy_with
 from tests.data.parts import (
     make_ledger,
     next_batch,
@@ -134,7 +134,7 @@ def test_images_that_a_step_brings_are_kept_and_trained_on(tmp_path: Path) -> No
             record = step_record(lease.trajectory_id, 0)
             hashes = [content_hash(goal), *record.image_hashes]
             brought = [] if member == 3 else [goal]
-            ledger.step(altered(record, image_hashes=hashes, images=brought))
+            ledger.step(copy_with(record, image_hashes=hashes, images=brought))
             ledger.end(trajectory_end(lease.trajectory_id, 1, "pass" if member else "fail"))
         batch = next_batch(ledger, 0)
         assert not isinstance(batch, NotYet)
@@ -150,6 +150,6 @@ def test_an_image_that_no_step_brought_makes_the_trajectory_invalid(tmp_path: Pa
         lease = leased(ledger, named(0, ""))
         record = step_record(lease.trajectory_id, 0)
         hashes = [content_hash(picture("unknown")), *record.image_hashes]
-        ledger.step(altered(record, image_hashes=hashes))
+        ledger.step(copy_with(record, image_hashes=hashes))
         ack = ledger.end(trajectory_end(lease.trajectory_id, 1))
         assert "1 prompt images are unknown" in ack.note

@@ -13,13 +13,14 @@ from dart_cli.data import progress, service, stalls
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.writer import Store
-from tests.altered import altered
+from tests.copies import copy_with
 from tests.data.client import Client, serving
 from tests.data.parts import (
     FAILED,
     MIXED,
     PASSED,
     Clock,
+    batch_trained,
     file_member,
     make_ledger,
     one_task,
@@ -27,7 +28,6 @@ from tests.data.parts import (
     step_record,
     task_of,
     train,
-    trained,
     trajectory_end,
 )
 
@@ -63,7 +63,7 @@ async def fail_group(client: Client, version: int, *, malformed: bool) -> None:
         for step in range(2):
             record = step_record(lease.trajectory_id, step, version=version)
             if malformed:
-                record = altered(record, action=None, error="no call", text="grey)")
+                record = copy_with(record, action=None, error="no call", text="grey)")
             assert (await client.tell(record)).accepted
         await client.tell(trajectory_end(lease.trajectory_id, 2, "fail"))
 
@@ -83,7 +83,7 @@ async def test_a_run_whose_batches_hold_only_the_pools_successes_says_that_it_le
                 await fail_group(client, version, malformed=version == UPDATES - 1)
                 batch = await client.must_batch(version)
                 assert any(sample.advantage > 0 for sample in batch.samples)  # the pool's
-                assert (await client.tell(trained(batch.batch_id, version + 1))).accepted
+                assert (await client.tell(batch_trained(batch.batch_id, version + 1))).accepted
             seen = await client.eventually(lambda seen: len(told(seen)) == 2)
             await client.eventually(lambda _: "none of the last" in caplog.text)
     success, actions = told(seen)["success"], told(seen)["actions"]

@@ -22,13 +22,13 @@ from tests.data.parts import (
     a_batch,
     assert_replays_are_conserved,
     assert_sums_are_conserved,
+    batch_trained,
     hello,
     make_ledger,
     next_batch,
     picture_of,
     play_group,
     small_config,
-    trained,
 )
 
 
@@ -147,7 +147,7 @@ def train_on(
             play_group(ledger, outcomes, version=version)
             found = next_batch(ledger, version)
         served.append(a_batch(found))
-        ledger.batch_trained(trained(served[-1].batch_id, version + 1, is_skipped=is_skipped))
+        ledger.batch_trained(batch_trained(served[-1].batch_id, version + 1, is_skipped=is_skipped))
     return served
 
 
@@ -303,7 +303,9 @@ def test_an_on_policy_run_with_replays_goes_on_and_trains_no_stale_group(
             while isinstance(found := next_batch(ledger, published), NotYet):
                 assert not ledger.turn
                 play_group(ledger, MIXED, version=published)
-            ledger.batch_trained(trained(found.batch_id, (ledger.updates + 1) // publish_every))
+            ledger.batch_trained(
+                batch_trained(found.batch_id, (ledger.updates + 1) // publish_every)
+            )
         assert set(store.staleness()) == {0}
         assert not store.groups("dropped")
         assert (
@@ -355,7 +357,9 @@ def test_each_use_comes_exactly_once_whatever_ends_and_goes_back(
                 in_weights.append(found.batch_id)
                 oldest = max(oldest, len(in_weights) - 3)
                 is_skipped = draws.random() < 0.1
-                ledger.batch_trained(trained(found.batch_id, version + 1, is_skipped=is_skipped))
+                ledger.batch_trained(
+                    batch_trained(found.batch_id, version + 1, is_skipped=is_skipped)
+                )
     assert_sums_are_conserved(ledger, store)
     assert_replays_are_conserved(store, reuse)
     assert any(row.replay_of for row in store.batches())

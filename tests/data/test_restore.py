@@ -21,6 +21,7 @@ from tests.data.parts import (
     ask_lease,
     assert_replays_are_conserved,
     assert_sums_are_conserved,
+    batch_trained,
     hello,
     make_ledger,
     next_batch,
@@ -30,7 +31,6 @@ from tests.data.parts import (
     small_config,
     state_of,
     step_record,
-    trained,
     trajectory_end,
 )
 
@@ -71,7 +71,7 @@ def random_run(ledger: Ledger, clock: Clock, draws: random.Random, events: int) 
             batch_id = found_batch.batch_id if isinstance(found_batch, Batch) else 0
         elif batch_id:
             version += 1
-            ledger.batch_trained(trained(batch_id, version, is_skipped=draws.random() < 0.1))
+            ledger.batch_trained(batch_trained(batch_id, version, is_skipped=draws.random() < 0.1))
             ledger.weights_published(
                 WeightsPublished(
                     policy_version=version, path=f"w{version}", digest="d", updates=version

@@ -32,6 +32,7 @@ from tests.data.parts import (
     a_batch,
     assert_replays_are_conserved,
     assert_sums_are_conserved,
+    batch_trained,
     heartbeat,
     hello,
     make_ledger,
@@ -42,7 +43,6 @@ from tests.data.parts import (
     small_config,
     step_record,
     sync_done,
-    trained,
     trajectory_end,
 )
 
@@ -212,7 +212,7 @@ class World:
             self.announce()  # one at a time
             self.version += 1
             self.coming = self._weights(updates)
-        assert self.ledger.batch_trained(trained(self.batch.batch_id, self.version)).accepted
+        assert self.ledger.batch_trained(batch_trained(self.batch.batch_id, self.version)).accepted
         self.batch = None
 
     def announce(self) -> None:

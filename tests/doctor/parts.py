@@ -1,4 +1,4 @@
-"""What the doctor's tests share."""
+"""The command line, configurations and findings for the doctor's tests."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ def config_in(folder: Path, **sections: Any) -> Config:
 
 def worst(findings: list[Finding]) -> Finding:
     """Return the most serious finding."""
-    return max(findings, key=lambda each: ("ok", "warning", "error").index(each.level))
+    return max(findings, key=lambda finding: ("ok", "warning", "error").index(finding.level))
 
 
 def misfits(plan: Plan, config: Config, room: HostCapacity, role: Any = None) -> list[Finding]:
     """Return the errors about what does not fit."""
-    return [each for each in problems(plan, config, room, role) if each.level == "error"]
+    findings = problems(plan, config, room, role)
+    return [finding for finding in findings if finding.level == "error"]
 
 
 def cautions(plan: Plan, config: Config, room: HostCapacity, role: Any = None) -> list[Finding]:
     """Return the warnings about what the run can do without."""
-    return [each for each in problems(plan, config, room, role) if each.level == "warning"]
+    findings = problems(plan, config, room, role)
+    return [finding for finding in findings if finding.level == "warning"]

@@ -1,4 +1,4 @@
-"""Parts the tests of the env role share: policies that answer at once, a sink in memory."""
+"""Policies that answer at once, and a sink in memory, for the tests of the environment process."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class RecordedWaits:
 
     @property
     def texts(self) -> list[str]:
-        """What was waited for, each text once in a row."""
+        """The texts of the waits; of equal neighbours only the first."""
         texts = [wait.what for wait in self.all]
         return [text for i, text in enumerate(texts) if texts[i - 1 : i] != [text]]
 
@@ -165,7 +165,7 @@ class RecordedWaits:
         on: str = "",
         since: float | None = None,
     ) -> Iterator[None]:
-        """As telemetry has it."""
+        """Record a wait, with the arguments of telemetry's `waiting`."""
         self.all.append(RecordedWait(what, deadline_s, on, since))
         yield
 

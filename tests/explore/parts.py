@@ -1,4 +1,4 @@
-"""What the tests of an exploration share: a graph that a random walk made, in the real environment."""
+"""The graph of a random walk in the real environment, for the tests of an exploration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ TASKS = ("desk/settings-switch", "desk/files-open")
 def walk(
     folder: Path, steps: int, tasks: Sequence[str] = TASKS, *, seeds: Sequence[int] = (0,)
 ) -> None:
-    """So many steps over suite `desk`, 20 an episode; a longer walk begins with the shorter one's steps."""
+    """Write the graph of a walk of `steps` over suite `desk`, 20 steps an episode.
+
+    A longer walk begins with the steps of a shorter one.
+    """
     env: Any = make_env("desk", **OPTIONS)
     rng = Random("walk")
     left = steps
@@ -39,7 +42,7 @@ def walk(
 def _episode(
     graph: Graph, env: Any, task: str, seed: int, observation: Observation, rng: Random, most: int
 ) -> int:
-    """Steps of one episode."""
+    """Walk at most `most` steps in one episode, and return their number."""
     here = sight(env, task, observation)
     start = graph.add_start(task, seed, 0, here)
     key, shot = start.screen, start.screenshot
@@ -49,9 +52,9 @@ def _episode(
         element: Element = rng.choice(here.elements)
         action = rng.choice(element.actions)
         text = "abc" if action == "type" else ""
-        for each in performing(element, action, text):
-            observation, _, ended, cut, _ = env.step(each)
-        after = sight(env, task, observation, ended=ended or cut)
+        for gui_action in performing(element, action, text):
+            observation, _, terminated, truncated, _ = env.step(gui_action)
+        after = sight(env, task, observation, has_ended=terminated or truncated)
         edge = graph.add_edge(
             episode=start.episode,
             slot=0,
@@ -68,8 +71,10 @@ def _episode(
     return most
 
 
-def sight(env: Any, application: str, observation: Observation, *, ended: bool = False) -> Sight:
-    """The present screen."""
+def sight(
+    env: Any, application: str, observation: Observation, *, has_ended: bool = False
+) -> Sight:
+    """Return the present screen."""
     return Sight(
         application,
         env.state(),
@@ -77,5 +82,5 @@ def sight(env: Any, application: str, observation: Observation, *, ended: bool =
         observation.screenshot,
         observation.width,
         observation.height,
-        ended,
+        has_ended,
     )

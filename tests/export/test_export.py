@@ -30,11 +30,11 @@ from scripts.tiny_model import build_tiny, save
 from tests.data.parts import (
     MIXED,
     a_batch,
+    batch_trained,
     make_ledger,
     next_batch,
     play_group,
     small_config,
-    trained,
 )
 from tests.train import parts
 from tests.weights.sets import publish
@@ -159,7 +159,7 @@ def test_the_card_says_how_it_was_trained_and_what_it_reaches(
         ledger = make_ledger(config, store)
         for _ in range(config.data.groups_per_batch):
             play_group(ledger, MIXED)
-        ledger.batch_trained(trained(a_batch(next_batch(ledger, 0)).batch_id))
+        ledger.batch_trained(batch_trained(a_batch(next_batch(ledger, 0)).batch_id))
         made = publish(trained_tiny, config.run.dir / "weights", 1)
         ledger.weights_published(
             WeightsPublished(policy_version=1, path=str(made.path), digest=made.digest, updates=1)

@@ -1,4 +1,4 @@
-"""What the inspection tests share: the command line, and a run in which every outcome occurs."""
+"""The command line, and a run in which every outcome occurs, for the tests of inspection."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from tests.data.parts import (
     Clock,
     a_batch,
     ask_lease,
+    batch_trained,
     make_ledger,
     next_batch,
     play_group,
     pool_member,
     step_record,
-    trained,
     trajectory_end,
 )
 
 
 def run(*arguments: object) -> int:
-    """The exit code of `dart data ARGUMENTS`, in this process."""
+    """Run `dart data ARGUMENTS` in this process, and return its exit code."""
     with pytest.raises(SystemExit) as exit_:
         main(["data", *map(str, arguments)])
     return int(exit_.value.code or 0)
 
 
 def events_text(reader: Reader, name: str) -> str:
-    """All sentences about one trajectory."""
+    """Return all sentences about one trajectory."""
     return "\n".join(event.text for event in events_of(reader, name))
 
 
 def events_of(reader: Reader, name: str) -> list[Event]:
-    """The history of one trajectory."""
+    """Return the history of one trajectory."""
     return explain_trajectory(reader, read_trajectory(reader, find_subject(reader, name)))
 
 
 def evaluation(name: str, passed: int) -> Evaluation:
-    """One task, one composition, ten episodes each."""
+    """Return an evaluation of one task and one composition, ten episodes each."""
     score = TaskScore(task_id="a", episodes=10, passed=passed, invalid=0, steps=30)
     composed = TaskScore(task_id="b", episodes=10, passed=passed - 1, invalid=1, steps=30)
     mode = ModeScore(tasks=[score], compositions=[composed])
@@ -64,14 +64,14 @@ def evaluation(name: str, passed: int) -> Evaluation:
     )
 
 
-class Played:
+class PlayedRun:
     """A run in which every outcome occurs; its store stays open for writing."""
 
     def __init__(self, config: Config, store: Store) -> None:
         self.config, self.store, self.clock = config, store, Clock()
         row, steps, images = pool_member("x" + "ab" * 16, task_id="mini/click", source="oracle")
         store.add_pool_member(row, steps, images)
-        store.add_pool_member(*_renamed(row, steps, images, "mini/popup"))
+        store.add_pool_member(*_with_other_id(row, steps, images, "mini/popup"))
         ledger = self.ledger = make_ledger(config, store, self.clock)
         self.mixed = play_group(ledger, ["pass", "fail", "fail", "pass"], steps=3)
         self.helped = play_group(ledger, ["fail"] * 4)
@@ -84,7 +84,7 @@ class Played:
         ledger.take_back_expired()
         self.stale = self._play_one(2, "fail", version=1)
         self.clock.now += 5
-        ledger.batch_trained(trained(1, version=9))
+        ledger.batch_trained(batch_trained(1, version=9))
         self.playing = ask_lease(ledger, 3).trajectory_id
         store.commit()
 
@@ -95,7 +95,8 @@ class Played:
         return lease.trajectory_id
 
 
-def _renamed(row: PoolRow, steps: Any, images: Any, task_id: str) -> Any:
+def _with_other_id(row: PoolRow, steps: Any, images: Any, task_id: str) -> Any:
+    """Return the same success under another id, of another task."""
     name = "x" + "ac" * 16
-    moved = [replace(step, trajectory_id=name) for step in steps]
-    return replace(row, trajectory_id=name, task_id=task_id), moved, images
+    steps = [replace(step, trajectory_id=name) for step in steps]
+    return replace(row, trajectory_id=name, task_id=task_id), steps, images

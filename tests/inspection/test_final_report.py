@@ -21,7 +21,7 @@ from dart_cli.inspection.film_pictures import draw_films, pick_films
 from dart_cli.inspection.final_report import summarize, why_short, write_report
 from dart_cli.inspection.pictures import draw_curve
 from dart_cli.inspection.run_counts import RunCounts, StateCount, counts_of
-from tests.inspection.parts import Played, evaluation
+from tests.inspection.parts import PlayedRun, evaluation
 
 
 def test_the_summary_holds_before_after_by_task_and_compositions_apart() -> None:
@@ -186,7 +186,7 @@ def counts(updates: int, trajectories: int, groups: dict[tuple[str, str], int]) 
 def test_the_report_is_json_for_scripts_and_names_its_file_on_a_terminal(
     *,
     terminal: bool,
-    run_content: Played,
+    run_content: PlayedRun,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from dart_cli.data.store.open import open_store
 from tests.data.parts import ask_lease, make_ledger, play_group, small_config, trajectory_end
-from tests.inspection.parts import Played, run
+from tests.inspection.parts import PlayedRun, run
 
 
-def test_ls_lists_what_fits(run_content: Played, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_lists_what_fits(run_content: PlayedRun, capsys: pytest.CaptureFixture[str]) -> None:
     def ids(*arguments: object) -> list[str]:
         assert run("ls", run_content.config.run.dir, "--json", *arguments) == 0
         return [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()]
@@ -32,7 +32,7 @@ def test_ls_lists_what_fits(run_content: Played, capsys: pytest.CaptureFixture[s
 
 
 def test_ls_is_a_table_that_names_what_it_leaves_out(
-    run_content: Played, capsys: pytest.CaptureFixture[str]
+    run_content: PlayedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("ls", run_content.config.run.dir, "--limit", 3) == 0
     out = capsys.readouterr().out

@@ -33,11 +33,11 @@ from tests.data.parts import (
     step_record,
     trajectory_end,
 )
-from tests.inspection.parts import Played, run
+from tests.inspection.parts import PlayedRun, run
 
 
 def test_a_run_is_drawn_beside_it_or_where_it_is_asked_for(
-    run_content: Played, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_content: PlayedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for folder, options in (
         (run_content.config.run.dir / "pictures", []),
@@ -52,7 +52,7 @@ def test_a_run_is_drawn_beside_it_or_where_it_is_asked_for(
 
 
 def test_a_folder_for_pictures_that_cannot_be_written_is_one_line(
-    run_content: Played, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_content: PlayedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
     assert run("draw", run_content.config.run.dir, "--out", tmp_path / "file") == 2
@@ -87,7 +87,7 @@ def test_a_live_run_is_drawn_while_groups_begin_and_end(
             assert len(draw_all(reader, tmp_path / "pictures")) == 3
 
 
-def test_each_group_that_is_over_has_one_outcome(run_content: Played, reader: Reader) -> None:
+def test_each_group_that_is_over_has_one_outcome(run_content: PlayedRun, reader: Reader) -> None:
     outcomes = {group.id: group_outcome(group) for group in reader.groups()}
     assert outcomes[run_content.mixed] == "mixed"
     assert outcomes[run_content.helped] == "pool"

@@ -15,11 +15,11 @@ from dart_cli.data.store.reader import Reader
 from tests.data.parts import (
     MIXED,
     a_batch,
+    batch_trained,
     make_ledger,
     next_batch,
     play_group,
     small_config,
-    trained,
 )
 from tests.inspection.parts import events_text, run
 
@@ -34,7 +34,7 @@ def reused(tmp_path: Path) -> Iterator[Reader]:
             if number < 3:
                 play_group(ledger, MIXED, version=number - 1)
             assert a_batch(next_batch(ledger, number - 1)).reuse == (number == 3)
-            ledger.batch_trained(trained(number, is_skipped=number == 2))
+            ledger.batch_trained(batch_trained(number, is_skipped=number == 2))
         store.commit()
         with open_reader(config.run.dir) as reader:
             yield reader

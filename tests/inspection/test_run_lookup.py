@@ -10,7 +10,7 @@ import pytest
 
 from dart_cli.data.store.rows import DROP_REASONS
 from dart_cli.inspection.run_lookup import find_run
-from tests.inspection.parts import Played, run
+from tests.inspection.parts import PlayedRun, run
 
 
 def test_a_run_is_named_by_directory_or_configuration_or_is_the_newest(
@@ -44,7 +44,7 @@ def test_a_run_is_named_by_directory_or_configuration_or_is_the_newest(
     ],
 )
 def test_a_wrong_id_is_one_line_with_the_nearest_cure(
-    wrong: str, cure: str, run_content: Played, capsys: pytest.CaptureFixture[str]
+    wrong: str, cure: str, run_content: PlayedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for tool in ("show", "why"):
         assert run(tool, wrong, "--run", run_content.config.run.dir) == 2
@@ -54,7 +54,7 @@ def test_a_wrong_id_is_one_line_with_the_nearest_cure(
 
 
 def test_a_reason_that_nothing_is_dropped_for_is_one_line_with_the_reasons(
-    run_content: Played, capsys: pytest.CaptureFixture[str]
+    run_content: PlayedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("ls", run_content.config.run.dir, "--reason", "stal") == 2
     err = capsys.readouterr().err
@@ -76,7 +76,7 @@ def test_every_reason_of_a_drop_is_explained() -> None:
     "words", [("show", "\udcff", "--run"), ("ls", "--reason", "\udcff"), ("ls", "--limit", 2**64)]
 )
 def test_a_value_that_no_database_can_hold_is_one_line(
-    words: tuple[object, ...], run_content: Played, capsys: pytest.CaptureFixture[str]
+    words: tuple[object, ...], run_content: PlayedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*words, run_content.config.run.dir) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -27,10 +27,10 @@ from tests.data.parts import (
     step_record,
     trajectory_end,
 )
-from tests.inspection.parts import Played, run
+from tests.inspection.parts import PlayedRun, run
 
 
-def test_show_prints_each_step(run_content: Played, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_each_step(run_content: PlayedRun, capsys: pytest.CaptureFixture[str]) -> None:
     name = f"{run_content.mixed}-00"
     assert run("show", name, "--run", run_content.config.run.dir, "--json") == 0
     result = json.loads(capsys.readouterr().out)

@@ -13,11 +13,11 @@ from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.data.store.reader import Reader
 from dart_cli.inspection.run_counts import count, counts_json, unaccounted
 from tests.data.parts import pool_member, small_config
-from tests.inspection.parts import Played, run
+from tests.inspection.parts import PlayedRun, run
 
 
 def test_stats_add_up(
-    run_content: Played, reader: Reader, capsys: pytest.CaptureFixture[str]
+    run_content: PlayedRun, reader: Reader, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("stats", run_content.config.run.dir, "--json") == 0
     result = json.loads(capsys.readouterr().out)
@@ -73,7 +73,7 @@ def test_what_a_run_lost_without_a_reason_is_told(
 ) -> None:
     config = small_config(tmp_path / "run", high_entropy=0.8, pool_ratio=0.25, max_staleness=4)
     with open_store(config.run.dir) as store:
-        Played(config, store)
+        PlayedRun(config, store)
         trained = store.trajectories(state="trained")[0].id
         assert not unaccounted(count(store).remainder)
     with closing(sqlite3.connect(config.run.dir / "run.db")) as database:

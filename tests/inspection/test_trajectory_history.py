@@ -24,10 +24,10 @@ from tests.data.parts import (
     small_config,
 )
 from tests.data.test_baselines import stream_config
-from tests.inspection.parts import Played, events_of, events_text, run
+from tests.inspection.parts import PlayedRun, events_of, events_text, run
 
 
-def test_the_events_of_one_that_is_trained_on(run_content: Played, reader: Reader) -> None:
+def test_the_events_of_one_that_is_trained_on(run_content: PlayedRun, reader: Reader) -> None:
     text = events_text(reader, f"{run_content.mixed}-00")
     assert "leased to env-0, slot 0" in text
     assert "step 2: Action: click(start_box='(1,2)') -> click 1,2 (v0, rollout-0" in text
@@ -38,7 +38,7 @@ def test_the_events_of_one_that_is_trained_on(run_content: Played, reader: Reade
 
 
 def test_each_step_is_used_or_left_out_with_its_numbers(
-    run_content: Played, reader: Reader
+    run_content: PlayedRun, reader: Reader
 ) -> None:
     rows = [row for row in reader.batch_rows(1) if row.reason != "pool"]
     assert {row.reason for row in rows} == {"mixed", "low_entropy"}
@@ -59,7 +59,7 @@ def test_each_step_is_used_or_left_out_with_its_numbers(
 
 
 def test_a_pool_member_and_the_group_it_joined_name_each_other(
-    run_content: Played, reader: Reader
+    run_content: PlayedRun, reader: Reader
 ) -> None:
     member = reader.groups_by_id([run_content.helped])[run_content.helped].pool_member
     assert member is not None
@@ -98,7 +98,7 @@ def test_a_success_of_the_same_instance_says_so_and_what_the_baselines_expected(
 
 
 def test_what_is_dropped_names_the_rule_and_the_numbers(
-    run_content: Played, reader: Reader
+    run_content: PlayedRun, reader: Reader
 ) -> None:
     assert "all 4 valid members passed" in events_text(reader, f"{run_content.solved}-01")
     assert "dropped (invalid): its environment or evaluator broke" in events_text(
@@ -136,7 +136,7 @@ def test_an_all_fail_group_explains_why_the_pool_did_not_help(
         )
 
 
-def test_the_last_event_is_the_outcome(run_content: Played, reader: Reader) -> None:
+def test_the_last_event_is_the_outcome(run_content: PlayedRun, reader: Reader) -> None:
     ends = {
         "trained": "is trained: weights",
         "dropped": ("dropped", "equal rewards", "versions behind"),
@@ -151,7 +151,7 @@ def test_the_last_event_is_the_outcome(run_content: Played, reader: Reader) -> N
 
 
 def test_why_prints_moments_or_json(
-    run_content: Played, capsys: pytest.CaptureFixture[str]
+    run_content: PlayedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = f"{run_content.mixed}-00"
     assert run("why", name, "--run", run_content.config.run.dir) == 0

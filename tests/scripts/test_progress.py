@@ -91,7 +91,7 @@ def test_a_test_that_waits_for_a_core_does_not_stand_still(monkeypatch: pytest.M
         def used(self) -> progress.Used:
             queued_s = LIMIT_S / progress.LOOKS if len(looks) < 3 * progress.LOOKS else 0.0
             looks.append(queued_s)
-            return progress.Used(cpu_s=0.0, queued_s=10 * queued_s)
+            return progress.CpuUse(cpu_s=0.0, queued_s=10 * queued_s)
 
     rung: list[int] = []
     monkeypatch.setattr(progress, "CpuMeter", Starved)

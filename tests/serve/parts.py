@@ -1,4 +1,4 @@
-"""What the tests of the endpoint share: the endpoint over a policy and a data that answer at once, and a client."""
+"""The endpoint over a policy and a data service that answer at once, and a client, for the endpoint's tests."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class Data(Memory):
             raise TaskError("no training task 'mini/none' in this run")
         task = request.task or (self.tasks.pop(0) if self.tasks else "mini/menu")
         steps = self.max_steps or find_task("mini", task).max_steps
-        given = lease(task, seed=len(self.requests), max_steps=steps)
-        sampling = given.sampling.model_copy(update={"seed": self.sampling_seed})
-        return given.model_copy(update={"sampling": sampling})
+        new_lease = lease(task, seed=len(self.requests), max_steps=steps)
+        sampling = new_lease.sampling.model_copy(update={"seed": self.sampling_seed})
+        return new_lease.model_copy(update={"sampling": sampling})
 
     async def step(self, record: Any) -> Ack:
         if self.away.is_set():
@@ -97,8 +97,8 @@ class Router:
         assert trajectory_id
 
 
-class Held(Says):
-    """Says its texts once it may."""
+class GatedPolicy(Says):
+    """A policy that answers with its texts once `may` is set."""
 
     def __init__(self, *texts: str) -> None:
         super().__init__(*texts)
@@ -112,7 +112,7 @@ class Held(Says):
 
 
 class Silence:
-    """Where heartbeats go."""
+    """A publisher that drops all heartbeats."""
 
     def publish(self, message: Message) -> None:
         pass
@@ -134,7 +134,7 @@ class Reply:
         return str(self.body["error"]["code"])
 
     @property
-    def said(self) -> str:
+    def content(self) -> str:
         return str(self.body["choices"][0]["message"]["content"])
 
 
@@ -151,28 +151,29 @@ class Endpoint:
     async def call(
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
     ) -> Reply:
-        """One request, in a thread; a body that is not bytes goes as JSON."""
+        """Send one request in a thread, and return the reply. A body that is not bytes is sent as JSON."""
         return await asyncio.to_thread(self._call, method, path, body, headers or {})
 
     def _call(self, method: str, path: str, body: object, headers: Mapping[str, str]) -> Reply:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
-        sent = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        given = {"content-type": "application/json"} if body is not None else {}
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        content_type = {"content-type": "application/json"} if body is not None else {}
         try:
-            connection.request(method, path, sent, {**given, **self.headers, **headers})
+            connection.request(method, path, data, {**content_type, **self.headers, **headers})
             answer = connection.getresponse()
             text = answer.read().decode()
         finally:
             connection.close()
-        told = {key.lower(): value for key, value in answer.getheaders()}
-        body = json.loads(text) if told.get("content-type") == "application/json" else {}
-        return Reply(answer.status, cast("dict[str, Any]", body), told, text)
+        reply_headers = {key.lower(): value for key, value in answer.getheaders()}
+        is_json = reply_headers.get("content-type") == "application/json"
+        body = json.loads(text) if is_json else {}
+        return Reply(answer.status, cast("dict[str, Any]", body), reply_headers, text)
 
     async def open(self, **fields: object) -> str:
-        """A new session's id."""
-        opened = await self.call("POST", "/v1/sessions", fields)
-        assert opened.status == 201, opened
-        return str(opened.body["id"])
+        """Open a session and return its id."""
+        reply = await self.call("POST", "/v1/sessions", fields)
+        assert reply.status == 201, reply
+        return str(reply.body["id"])
 
     async def chat(
         self,
@@ -181,12 +182,12 @@ class Endpoint:
         headers: Mapping[str, str] | None = None,
         **fields: object,
     ) -> Reply:
-        """A completion in a session."""
-        asked = {"model": "dart", "messages": messages, **fields}
-        return await self.call("POST", f"/v1/sessions/{session}/chat/completions", asked, headers)
+        """Ask for a completion in a session."""
+        body = {"model": "dart", "messages": messages, **fields}
+        return await self.call("POST", f"/v1/sessions/{session}/chat/completions", body, headers)
 
     async def end(self, session: str, **fields: object) -> Reply:
-        """A verdict."""
+        """End a session with a verdict."""
         return await self.call("POST", f"/v1/sessions/{session}/end", fields)
 
 
@@ -240,7 +241,7 @@ async def endpoint(
 
 
 def picture(shade: int, width: int = 84, height: int = 56) -> bytes:
-    """A PNG of one colour."""
+    """Return a PNG of one colour."""
     into = io.BytesIO()
     Image.new("RGB", (width, height), (shade, 90, 200)).save(into, "PNG")
     return into.getvalue()
@@ -250,7 +251,7 @@ def url(image: bytes, kind: str = "png") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
 
 
-def shown(image: bytes) -> dict[str, Any]:
+def image_part(image: bytes) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url(image)}}
 
 
@@ -263,5 +264,5 @@ def user(*parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def first(shade: int = 1) -> list[dict[str, Any]]:
-    """The messages of a first step."""
-    return [user(shown(picture(shade)), text("pick red"))]
+    """Return the messages of a first step."""
+    return [user(image_part(picture(shade)), text("pick red"))]

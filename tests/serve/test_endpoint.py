@@ -12,7 +12,16 @@ from bus.errors import DeadlineError, EngineError, PromptError
 from bus.messages import ActRequest, Completion
 from envs.contract.blobs import content_hash
 from tests.env.parts import Says
-from tests.serve.parts import Endpoint, Held, endpoint, first, picture, shown, text, user
+from tests.serve.parts import (
+    Endpoint,
+    GatedPolicy,
+    endpoint,
+    first,
+    image_part,
+    picture,
+    text,
+    user,
+)
 from tests.waiting import until
 
 
@@ -36,11 +45,15 @@ async def test_an_episode_is_filed_as_steps_and_a_verdict() -> None:
         }
         name = opened.body["id"]
         one = await there.chat(name, first(1))
-        assert (one.said, one.body["usage"]["completion_tokens"]) == ("click(500,500)", 14)
+        assert (one.content, one.body["usage"]["completion_tokens"]) == ("click(500,500)", 14)
         assert one.body["usage"]["prompt_tokens"] == 3
         assert one.body["dart"]["token_ids"] == list(b"click(500,500)")
         assert one.body["dart"]["versions"] == [[4, 0, 14]]
-        messages = [*first(1), {"role": "assistant", "content": one.said}, user(shown(picture(2)))]
+        messages = [
+            *first(1),
+            {"role": "assistant", "content": one.content},
+            user(image_part(picture(2))),
+        ]
         two = await there.chat(name, messages, logprobs=True)
         assert [each["logprob"] for each in two.body["choices"][0]["logprobs"]["content"]] == [
             -0.5
@@ -77,8 +90,8 @@ async def test_past_completions_of_the_session_are_their_tokens_and_others_text(
         said = {"role": "assistant", "content": "click(1,1)"}
         other = {"role": "assistant", "content": "click(9,9)"}
         await there.chat(name, first(1))
-        await there.chat(name, [*first(1), said, other, user(shown(picture(2)))])
-        await there.chat(name, [*first(1), said, said, said, user(shown(picture(3)))])
+        await there.chat(name, [*first(1), said, other, user(image_part(picture(2)))])
+        await there.chat(name, [*first(1), said, said, said, user(image_part(picture(3)))])
         second, third = policy.requests[1].messages, policy.requests[2].messages
         assert [each.token_ids for each in second] == [[], list(b"click(1,1)"), [], []]
         assert [bool(each.token_ids) for each in third] == [False, False, True, True, False]
@@ -88,8 +101,8 @@ async def test_several_new_images_are_handed_in_once() -> None:
     async with endpoint() as there:
         name = await there.open()
         goal, one, two = picture(7), picture(1), picture(2)
-        await there.chat(name, [user(shown(goal), shown(one), text("like the first"))])
-        await there.chat(name, [user(shown(goal), shown(one), shown(two))])
+        await there.chat(name, [user(image_part(goal), image_part(one), text("like the first"))])
+        await there.chat(name, [user(image_part(goal), image_part(one), image_part(two))])
         await there.end(name, outcome="fail")
         assert [record.images for record in there.data.steps] == [[goal], []]
         assert [record.screenshot for record in there.data.steps] == [one, two]
@@ -206,7 +219,7 @@ async def test_models_and_sessions_are_listed() -> None:
 
 
 async def test_two_requests_at_once_in_one_session_are_refused() -> None:
-    policy = Held("click(1,1)")
+    policy = GatedPolicy("click(1,1)")
     async with endpoint(policy) as there:
         name = await there.open()
         asking = asyncio.create_task(there.chat(name, first(1)))
@@ -222,7 +235,7 @@ async def test_two_requests_at_once_in_one_session_are_refused() -> None:
 
 async def test_a_repeated_request_gets_the_answer_of_the_first() -> None:
     """OpenAI's clients repeat a request whose connection was lost, and say so."""
-    policy, again = Held("click(1,1)", "click(2,2)"), {"x-stainless-retry-count": "1"}
+    policy, again = GatedPolicy("click(1,1)", "click(2,2)"), {"x-stainless-retry-count": "1"}
     async with endpoint(policy) as there:
         name = await there.open()
         asking = asyncio.create_task(there.chat(name, first(1)))
@@ -232,7 +245,7 @@ async def test_a_repeated_request_gets_the_answer_of_the_first() -> None:
         answers = [await asking, await joined, await there.chat(name, first(1), again)]
         assert {each.body["id"] for each in answers} == {answers[0].body["id"]}
         assert len(policy.requests) == 1
-        assert (await there.chat(name, first(1))).said == "click(2,2)", (
+        assert (await there.chat(name, first(1))).content == "click(2,2)", (
             "without the header it is new"
         )
 
@@ -263,7 +276,7 @@ async def test_an_agent_that_vanishes_leaves_an_invalid_trajectory() -> None:
 
 
 async def test_a_session_that_is_answered_is_not_idle() -> None:
-    policy = Held("click(1,1)")
+    policy = GatedPolicy("click(1,1)")
     async with endpoint(policy, idle_s=0.1) as there:
         name = await there.open()
         asking = asyncio.create_task(there.chat(name, first()))
@@ -380,7 +393,7 @@ async def test_a_verdict_needs_a_step() -> None:
 
 
 async def test_leases_are_given_back_at_the_end() -> None:
-    policy = Held("click(1,1)")
+    policy = GatedPolicy("click(1,1)")
     async with endpoint(policy) as there:
         await there.open()
         name = await there.open()

@@ -127,7 +127,7 @@ async def _replay(there: Endpoint, task: str, steps: list[StepRecord]) -> None:
     past: list[tuple[bytes, str]] = []
     for record in steps:
         answer = await there.chat(name, _messages(record, past, steps[0].instruction))
-        assert answer.said == record.text
+        assert answer.content == record.text
         past.append((record.screenshot, record.text))
     await there.end(name, outcome="fail")
 

@@ -131,7 +131,7 @@ async def test_what_an_agent_plays_is_leased_filed_grouped_and_batched(
         [process] = [each for each in seen.processes if each.role == "serve"]
         assert (process.worker, process.gauges["slots"]) == ("serve-0", 4)
         for name, reward in zip(names, (1, 0), strict=True):
-            assert (await there.chat(name)).said == "click(1,1)"
+            assert (await there.chat(name)).content == "click(1,1)"
             assert (await there.end(name, reward=reward)).body["accepted"]
         batch = await data.must_batch()
         assert sorted(sample.trajectory_id for sample in batch.samples) == sorted(names)
@@ -153,7 +153,7 @@ async def test_a_killed_worker_costs_no_step(
         second = Rollout(config, "rollout-1", "click(2,2)")
         await first_one.kill()
         answer = await asking
-        assert (answer.status, answer.said) == (200, "click(2,2)")
+        assert (answer.status, answer.content) == (200, "click(2,2)")
         assert answer.body["dart"]["step"] == 0
         await second.kill()
 

@@ -13,7 +13,7 @@ from bus.messages import Sampling
 from dart_cli.serve.errors import ApiError
 from dart_cli.serve.requests import read_chat
 from dart_cli.serve.sampling import settle
-from tests.serve.parts import picture, shown, text, url, user
+from tests.serve.parts import image_part, picture, text, url, user
 
 RUN = Sampling(temperature=1.0, max_tokens=16, seed=7)
 
@@ -32,7 +32,7 @@ def test_messages_come_through_with_their_images_in_order() -> None:
     request = read_chat(
         body(
             {"role": "developer", "content": "be brief"},
-            user(shown(picture(1)), text("like this?")),
+            user(image_part(picture(1)), text("like this?")),
             {"role": "assistant", "content": [text("wa"), text("it()")]},
             {"role": "assistant", "content": None},
             user(text("now"), {"type": "image_url", "image_url": url(picture(2))}),
@@ -46,7 +46,7 @@ def test_messages_come_through_with_their_images_in_order() -> None:
     assert request.images == [picture(1), picture(2)]
 
 
-PICTURE = shown(picture(1))
+PICTURE = image_part(picture(1))
 
 
 @pytest.mark.parametrize(

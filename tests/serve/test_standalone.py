@@ -27,7 +27,7 @@ async def test_a_request_needs_no_session_and_leaves_none_open() -> None:
     async with endpoint(Says("click(1,2)"), alone=True, sessions=2) as there:
         for user in ("one", "one", "two", "three"):
             said = await there.call("POST", "/v1/chat/completions", chat(user=user))
-            assert (said.status, said.said) == (200, "click(1,2)")
+            assert (said.status, said.content) == (200, "click(1,2)")
         assert len(there.sessions) == 0
         assert there.data.requests == there.data.steps == []
 
@@ -51,7 +51,7 @@ async def test_completions_without_a_seed_are_drawn_anew() -> None:
 async def test_an_agent_of_sessions_plays_as_in_a_run_and_nothing_is_filed() -> None:
     async with endpoint(Says("click(1,2)"), alone=True) as there:
         session = await there.open(task="of/another/program")
-        assert (await there.chat(session, first())).said == "click(1,2)"
+        assert (await there.chat(session, first())).content == "click(1,2)"
         end_reply = await there.end(session, reward=1)
         assert (end_reply.status, end_reply.body["outcome"], end_reply.body["train"]) == (
             200,

@@ -1,4 +1,4 @@
-"""A data process that keeps notes, and whole runs of a trainer against it."""
+"""A data service that records its messages, and whole runs of a trainer against it."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class Data:
             await asyncio.sleep(60)
         if isinstance(message, TrainerHello):
             self.trained = message.last_batch_id
-            published = [each for each in self.heard if isinstance(each, WeightsPublished)]
-            known = max(published, key=lambda each: each.policy_version, default=self.known)
-            if known is None:
+            publications = [m for m in self.heard if isinstance(m, WeightsPublished)]
+            newest = max(publications, key=lambda m: m.policy_version, default=self.known)
+            if newest is None:
                 return HelloReply(policy_version=-1, digest="")
-            return HelloReply(policy_version=known.policy_version, digest=known.digest)
+            return HelloReply(policy_version=newest.policy_version, digest=newest.digest)
         elif isinstance(message, BatchTrained):
             self.trained = max(self.trained, message.batch_id)
         elif isinstance(message, BatchRequest):
@@ -90,7 +90,7 @@ async def serving(run_dir: Path, data: Data) -> AsyncIterator[None]:
 
 
 async def train(config: Config, data: Data) -> None:
-    """A whole run of the trainer; cancelled where `data` lets it crash."""
+    """Run the trainer to its end; cancel it if `data` lets it crash."""
     async with serving(config.run.dir, data), asyncio.timeout(PATIENCE_S):
         task = asyncio.create_task(run(config, asyncio.Event()))
         crash = asyncio.create_task(data.crashed.wait())
@@ -147,7 +147,7 @@ def with_baselines(batch: Batch) -> Batch:
     return batch.model_copy(update={"samples": samples})
 
 
-class Held:
+class TensorsInMemory:
     """A checkpoint's tensors, from memory."""
 
     def __init__(self, state: Mapping[str, torch.Tensor]) -> None:

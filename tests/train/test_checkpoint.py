@@ -30,7 +30,7 @@ from dart_cli.train.checkpoints.identity import (
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.folder import model_identity
-from tests.train.parts import Held, save
+from tests.train.parts import TensorsInMemory, save
 from tests.waiting import PATIENCE_S
 
 TENSORS = {
@@ -101,11 +101,11 @@ def test_what_was_frozen_may_be_trained_later_but_not_the_reverse(
 ) -> None:
     frozen, all_of_it = learner(config, freeze_vision=True), learner(config)
     frozen.update(batches[0], 0)
-    all_of_it.restore(Held(frozen.state()))
+    all_of_it.restore(TensorsInMemory(frozen.state()))
     assert_equal(all_of_it.model.weights(), frozen.model.weights())
     all_of_it.update(batches[1], 1)
     with pytest.raises(ValueError, match="was trained before"):
-        learner(config, freeze_vision=True).restore(Held(all_of_it.state()))
+        learner(config, freeze_vision=True).restore(TensorsInMemory(all_of_it.state()))
 
 
 def test_another_model_folder_is_refused_wherever_it_lies(
@@ -281,8 +281,8 @@ def test_a_checkpoint_of_another_model_is_refused(config: Config) -> None:
     assert_equal(trainee.state(), before)
 
 
-def saved_in_memory(state: Mapping[str, torch.Tensor]) -> Held:
-    class Checked(Held):
+def saved_in_memory(state: Mapping[str, torch.Tensor]) -> TensorsInMemory:
+    class Checked(TensorsInMemory):
         def fill(self, targets: Mapping[str, torch.Tensor]) -> None:
             for name, target in targets.items():
                 if self.shape(name) != tuple(target.shape):

@@ -18,7 +18,7 @@ from dart_cli.train.critic import NEWEST_STEPS, PREFIX, Critic, Steps, explained
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.rank_group import SingleRank
 from dart_cli.train.trained_policy import TrainModel
-from tests.train.parts import EXPECTED, MARGIN, Held, with_baselines
+from tests.train.parts import EXPECTED, MARGIN, TensorsInMemory, with_baselines
 
 
 def with_critic(config: Config, share: float = 0.9) -> Config:
@@ -194,11 +194,11 @@ def test_a_critic_may_be_turned_on_and_off_between_two_starts(
 ) -> None:
     ours, plain = learner(with_critic(config)), learner(config)
     ours.update(with_baselines(batches[0]), 0)
-    plain.restore(Held(ours.state()))
+    plain.restore(TensorsInMemory(ours.state()))
     assert not any(PREFIX in name for name in plain.state())
     plain.update(with_baselines(batches[1]), 1)
     new = learner(with_critic(config))
-    new.restore(Held(plain.state()))
+    new.restore(TensorsInMemory(plain.state()))
     assert new.update(with_baselines(batches[2]), 2).applied
 
 

@@ -20,7 +20,7 @@ from dart_cli.train.packs.pack import Pack
 from dart_cli.train.packs.rank_shares import packed_batches
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import FileChannel
-from tests.steps import changed, steps_of, with_changes, with_steps
+from tests.steps import steps_of, with_changed_steps, with_changes, with_steps
 from tests.train.trees import packs_of
 
 
@@ -68,7 +68,7 @@ def around_chance(batch: Batch) -> Batch:
 
     So that some ratios are within every bound and some beyond each.
     """
-    return changed(
+    return with_changed_steps(
         batch,
         lambda step: {"behaviour_logprobs": [5 * value - 4.5 for value in step.behaviour_logprobs]},
     )
@@ -345,8 +345,8 @@ def test_updates_too_small_for_bfloat16_add_up(config: Config, batches: list[Bat
     shares = []
     for done in range(5):
         trainee.update(batches[0], done)
-        changed = trainee.model.weights()[name] != before
-        shares.append(changed[middling].float().mean().item())
+        is_changed = trainee.model.weights()[name] != before
+        shares.append(is_changed[middling].float().mean().item())
     assert before.dtype == torch.bfloat16
     assert shares == sorted(shares)
     assert shares[0] < 0.3  # those that were near the middle between two of bfloat16's numbers
@@ -358,9 +358,9 @@ def test_a_frozen_vision_tower_stays(config: Config, batches: list[Batch]) -> No
     trainee = learner(config.model_copy(update={"model": model}))
     before = {name: value.clone() for name, value in trainee.model.weights().items()}
     trainee.update(batches[0], 0)
-    changed = {n for n, v in trainee.model.weights().items() if not torch.equal(before[n], v)}
-    assert changed
-    assert not any(".visual." in name for name in changed)
+    changed_names = {n for n, v in trainee.model.weights().items() if not torch.equal(before[n], v)}
+    assert changed_names
+    assert not any(".visual." in name for name in changed_names)
     assert any(".visual." in name for name in before)
 
 

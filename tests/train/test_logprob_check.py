@@ -19,7 +19,7 @@ from dart_cli.policy.loader import load_policy
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.logprob_check import LEAST_TOKENS, LIMITS, STALEST
 from dart_cli.train.trained_policy import TrainModel
-from tests.steps import changed, steps_of, with_changes, with_steps
+from tests.steps import steps_of, with_changed_steps, with_changes, with_steps
 from tests.train.parts import Data, train
 
 
@@ -38,7 +38,7 @@ def shifted(step: BatchStep, by: float = 0.01) -> dict[str, object]:
 
 def of_version(batch: Batch, version: int) -> Batch:
     """The batch as if these weights had sampled it."""
-    return changed(
+    return with_changed_steps(
         batch,
         lambda step: {
             "version_spans": [VersionSpan(version=version, start=0, end=len(step.token_ids))]
@@ -76,11 +76,11 @@ def test_fresh_and_stale_tokens_are_distinguished(config: Config, batches: list[
 
 WRONG: dict[str, Callable[[Batch], Batch]] = {
     "another temperature": lambda batch: batch.model_copy(update={"temperature": 1.05}),
-    "log-probabilities off by 0.01": lambda batch: changed(batch, shifted),
-    "numbers that are none": lambda batch: changed(
+    "log-probabilities off by 0.01": lambda batch: with_changed_steps(batch, shifted),
+    "numbers that are none": lambda batch: with_changed_steps(
         batch, lambda step: {"behaviour_logprobs": [-40.0] * len(step.token_ids)}
     ),
-    "images in another order": lambda batch: changed(
+    "images in another order": lambda batch: with_changed_steps(
         batch, lambda step: {"image_hashes": step.image_hashes[::-1]}
     ),
 }
@@ -105,7 +105,7 @@ def test_disagreement_under_the_same_weights_stops_before_anything_changes(
 def test_only_prompts_of_several_screens_are_blamed_where_one_agrees(
     config: Config, batches: list[Batch]
 ) -> None:
-    spoilt = changed(
+    spoilt = with_changed_steps(
         batches[0],
         lambda step: shifted(step, by=0.5) if len(step.image_hashes) > 1 else {},
     )
@@ -138,7 +138,7 @@ def test_what_is_not_asked_for_stops_nothing(
     config: Config, batches: list[Batch], changes: dict[str, object], version: int | None
 ) -> None:
     trainee = learner(config, **changes)
-    update = trainee.update(changed(batches[0], shifted), 0, policy_version=version)
+    update = trainee.update(with_changed_steps(batches[0], shifted), 0, policy_version=version)
     assert update.applied
     assert not update.alarm
 
@@ -146,7 +146,7 @@ def test_what_is_not_asked_for_stops_nothing(
 def test_a_few_tokens_are_reported_and_not_judged(config: Config, batches: list[Batch]) -> None:
     few = batches[0].model_copy(update={"samples": batches[0].samples[:2]})
     assert sum(map(len, few.samples)) < LEAST_TOKENS
-    update = learner(config).update(changed(few, shifted), 0, policy_version=0)
+    update = learner(config).update(with_changed_steps(few, shifted), 0, policy_version=0)
     assert update.applied
     assert update.metrics["parity_mean"] == pytest.approx(0.01, abs=1e-4)
 
@@ -210,7 +210,7 @@ def test_what_is_called_before_a_change_finds_the_weights_as_they_were(
 def test_their_disagreement_stops_the_run_too(config: Config, batches: list[Batch]) -> None:
     trainee = late(config, batches)
     before = weights(trainee)
-    update = trainee.update(changed(batches[2], shifted), 2, policy_version=2)
+    update = trainee.update(with_changed_steps(batches[2], shifted), 2, policy_version=2)
     assert not update.applied
     assert "v0" in update.alarm
     assert same(before, weights(trainee))
@@ -238,7 +238,7 @@ def test_weights_whose_samples_never_come_are_given_up(
     there = STALEST + 2
     trainee.update(of_version(few, -5), 2, policy_version=there)
     outcome = trainee.update(
-        of_version(changed(batches[1], shifted), there), 3, policy_version=there + 1
+        of_version(with_changed_steps(batches[1], shifted), there), 3, policy_version=there + 1
     )
     assert f"v{there}" in outcome.alarm
 
@@ -249,7 +249,7 @@ def test_weights_whose_samples_never_come_are_given_up(
 async def test_a_run_that_disagrees_ends_with_the_explanation_and_keeps_its_batch(
     config: Config, batches: list[Batch]
 ) -> None:
-    data = Data([batches[0], changed(of_version(batches[1], 1), shifted)])
+    data = Data([batches[0], with_changed_steps(of_version(batches[1], 1), shifted)])
     with pytest.raises(LogprobCheckError, match=r"disagree on \d+ tokens of v1"):
         await train(config, data)
     assert LogprobCheckError.exit_code == 2

@@ -1,4 +1,4 @@
-"""A small set of our own screens, some successes, and how they are trained on."""
+"""A small grounding set, some solutions, and a function that trains on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scripts.make_grounding_set import make_set
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def grounding_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A grounding set: 9 items on 168x168 pixels in `train`, 3 on other sizes in `test_layout`."""
     out = tmp_path_factory.mktemp("sets") / "made"
     make_set(out, ["mini"], {"train": 9, "test_layout": 3})
@@ -27,21 +27,21 @@ Tune = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
-def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def solutions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two solutions of each of two tasks, as Parquet files."""
     from dart_cli.collect import CollectOptions
     from dart_cli.collect.collector import run_collect
     from dart_cli.config.schema import Config
 
     home = tmp_path_factory.mktemp("played")
-    given = {"env": {"tasks": ["mini/page", "mini/popup"]}, "run": {"dir": home / "run"}}
-    run_collect(Config.model_validate(given), CollectOptions(per_task=2, out=home / "files"))
+    settings = {"env": {"tasks": ["mini/page", "mini/popup"]}, "run": {"dir": home / "run"}}
+    run_collect(Config.model_validate(settings), CollectOptions(per_task=2, out=home / "files"))
     return home / "files"
 
 
 @pytest.fixture
 def tune() -> Tune:
-    """tune({"tune.batch": 3, ...}, **options) -> what `dart tune` with these keys gives."""
+    """Return tune({"tune.batch": 3, ...}, **options) -> the result of `dart tune` with these keys."""
     from dart_cli.tune.tuning import run_tune
 
     def run(keys: dict[str, Any], **options: bool) -> Any:

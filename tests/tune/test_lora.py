@@ -27,9 +27,13 @@ LORA = {"model.lora.rank": 3, "model.lora.alpha": 6.0}
 
 
 @pytest.fixture
-def keys(made: Path, tmp_path: Path) -> Keys:
+def keys(grounding_set: Path, tmp_path: Path) -> Keys:
     """Three updates of adapters."""
-    own = {"tune.data": [str(made / "train")], "tune.out": tmp_path / "out", "tune.batch": 3}
+    own = {
+        "tune.data": [str(grounding_set / "train")],
+        "tune.out": tmp_path / "out",
+        "tune.batch": 3,
+    }
     return {**own, **LORA, "tune.epochs": 1.0, "tune.lr": 1e-2}
 
 

@@ -29,17 +29,20 @@ def policy(pointer_folder: Callable[[str], Path]) -> LoadedPolicy:
 
 
 @pytest.fixture(scope="module")
-def items(made: Path) -> list[Item]:
+def items(grounding_set: Path) -> list[Item]:
     """Two of the trained size, one larger."""
-    return [*read_set(made / "train").items[:2], *read_set(made / "test_layout").items[:1]]
+    return [
+        *read_set(grounding_set / "train").items[:2],
+        *read_set(grounding_set / "test_layout").items[:1],
+    ]
 
 
 def examples(policy: LoadedPolicy, items: list[Item]) -> list[Example]:
     config, answers = grounding_config(
         str(policy.folder), "", ['policy.pointing="pointer"'], refusals=False
     )
-    made = Examples(policy, config, items, PointerAnswers(policy, config, answers))
-    return [made.of(index) for index in range(len(items))]
+    examples_of = Examples(policy, config, items, PointerAnswers(policy, config, answers))
+    return [examples_of.of(index) for index in range(len(items))]
 
 
 @contextmanager
@@ -129,10 +132,10 @@ def test_parts_of_a_batch_add_up_to_it(policy: LoadedPolicy, items: list[Item]) 
         assert sum(part.sums[name] for part in parts) == pytest.approx(value, rel=1e-5), name
 
 
-def test_a_token_that_is_never_sampled_is_told_before_training(made: Path) -> None:
+def test_a_token_that_is_never_sampled_is_told_before_training(grounding_set: Path) -> None:
     policy = load_policy("builtin:tiny", weights=False)
     config, answers = grounding_config("builtin:tiny", "", [], refusals=False)
-    told = read_set(made / "train").items[:1]
+    told = read_set(grounding_set / "train").items[:1]
 
     class Greek(TextAnswers):
         def text(self, item: Item) -> str:

@@ -44,11 +44,11 @@ class Row:
     images: list[bytes]
 
 
-def items(made: Path) -> tuple[list[Row], list[str]]:
+def items(grounding_set: Path) -> tuple[list[Row], list[str]]:
     """Rows of a grounding set with numbers as answers, and the screenshot of each."""
     config, answers = grounding_config("builtin:tiny", "", [], refusals=False)
     policy = load_policy("builtin:tiny")
-    told = read_set(made / "train").items
+    told = read_set(grounding_set / "train").items
     examples = Examples(policy, config, told, TextAnswers(policy, config, answers))
     found = [examples.of(index) for index in range(len(told))]
     rows = [Row(e.prompt.token_ids, e.answer, list(e.prompt.images)) for e in found]
@@ -143,11 +143,11 @@ def overrides(keys: dict[str, Any]) -> list[str]:
     ("rows", "lora"), [("items", False), ("items", True), ("steps", False), ("steps", True)]
 )
 def test_the_curve_is_that_of_a_plain_loop(
-    tune: Tune, made: Path, collected: Path, tmp_path: Path, rows: str, lora: bool
+    tune: Tune, grounding_set: Path, solutions: Path, tmp_path: Path, rows: str, lora: bool
 ) -> None:
-    found, group_names = items(made) if rows == "items" else steps(collected)
+    found, group_names = items(grounding_set) if rows == "items" else steps(solutions)
     expected = plain_curve(found, group_names, lora=lora)
-    data = made / "train" if rows == "items" else collected
+    data = grounding_set / "train" if rows == "items" else solutions
     keys = {"tune.data": [str(data)], "tune.out": tmp_path / "out", "tune.batch": BATCH}
     keys |= {"tune.epochs": UPDATES * BATCH / len(found), "tune.lr": LR}
     result = tune(keys | (LORA if lora else {}))

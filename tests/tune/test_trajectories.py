@@ -44,12 +44,12 @@ class Places:
 
 
 @pytest.fixture(scope="module")
-def places(collected: Path, tmp_path_factory: pytest.TempPathFactory) -> Places:
+def places(solutions: Path, tmp_path_factory: pytest.TempPathFactory) -> Places:
     """Two solutions of each of two tasks."""
     home = tmp_path_factory.mktemp("runs")
     config = Config.model_validate({"env": {"tasks": TASKS}, "run": {"dir": home / "pool"}})
-    import_folder(config, collected)
-    found = list(read_folder(collected))
+    import_folder(config, solutions)
+    found = list(read_folder(solutions))
     own = Config.model_validate({"env": {"tasks": TASKS}, "run": {"dir": home / "own"}})
     with open_store(home / "own") as store:
         ledger = make_ledger(own, store)
@@ -61,7 +61,7 @@ def places(collected: Path, tmp_path_factory: pytest.TempPathFactory) -> Places:
             end: TrajectoryEnd = trajectory_end(lease.trajectory_id, len(trajectory.steps), outcome)
             assert ledger.end(end).accepted
         store.commit()
-    return Places(collected, home / "pool", home / "own", found)
+    return Places(solutions, home / "pool", home / "own", found)
 
 
 def _records(name: str, trajectory: Trajectory) -> list[StepRecord]:
@@ -198,13 +198,13 @@ def test_products_in_bfloat16_follow_those_in_float32(
 def test_what_cannot_be_learned_is_told_first(
     tune: Tune,
     places: Places,
-    made: Path,
+    grounding_set: Path,
     family: Callable[[str], Path],
     tmp_path: Path,
     change: Keys,
     message: str,
 ) -> None:
-    named = {"OWN": str(places.own), "SET": str(made / "train")}
+    named = {"OWN": str(places.own), "SET": str(grounding_set / "train")}
     if "tune.data" in change:
         change = {"tune.data": [named.get(each, each) for each in change["tune.data"]]}
     if "model.path" in change:

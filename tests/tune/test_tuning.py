@@ -27,10 +27,10 @@ TENSORS = "model.safetensors"
 
 
 @pytest.fixture
-def keys(made: Path, pointer_folder: Callable[[str], Path], tmp_path: Path) -> Keys:
+def keys(grounding_set: Path, pointer_folder: Callable[[str], Path], tmp_path: Path) -> Keys:
     """Six updates: three of the head, three of everything."""
     return {
-        "tune.data": [str(made / "train")],
+        "tune.data": [str(grounding_set / "train")],
         "model.path": str(pointer_folder("builtin:tiny")),
         "policy.pointing": "pointer",
         "tune.out": tmp_path / "out",

@@ -59,12 +59,14 @@ def test_a_region_that_is_the_whole_screen_has_no_wrong_place() -> None:
     assert [kind for kind, _ in marks(whole, [whole], Random(0))] == ["centre", "inside"]
 
 
-def test_rows_are_the_pictures_that_a_verifier_sees_in_use(made: Path, tmp_path: Path) -> None:
-    counts = make_rows(made / "train", tmp_path / "rows", SPEC, limit=3)
+def test_rows_are_the_pictures_that_a_verifier_sees_in_use(
+    grounding_set: Path, tmp_path: Path
+) -> None:
+    counts = make_rows(grounding_set / "train", tmp_path / "rows", SPEC, limit=3)
     assert counts["centre"] == counts["inside"] == 3
     assert counts.get("neighbour", 0) + counts["beside"] == 6
     rows = json.loads((tmp_path / "rows" / ROWS).read_text())
-    told = {each.id: each for each in read_set(made / "train").items}
+    told = {each.id: each for each in read_set(grounding_set / "train").items}
     read = read_rows(tmp_path / "rows")
     for row, kept in zip(rows, read.items, strict=True):
         source = told[row["source"]]
@@ -73,19 +75,26 @@ def test_rows_are_the_pictures_that_a_verifier_sees_in_use(made: Path, tmp_path:
         assert picture == kept.image.read_bytes()
         assert (kept.region is not None) == row["correct"]
     again = tmp_path / "again"
-    make_rows(made / "train", again, SPEC, limit=3)
+    make_rows(grounding_set / "train", again, SPEC, limit=3)
     assert read_rows(again).digest == read.digest
 
 
 def test_a_crop_is_a_third_of_the_middle_screenshot(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    grounding_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sides = sorted(min(each.size) for each in read_set(made / "train").items)
+    sides = sorted(min(each.size) for each in read_set(grounding_set / "train").items)
     expected = round(sides[len(sides) // 2] / 6)
-    assert reach_of(made / "train") == expected
+    assert reach_of(grounding_set / "train") == expected
     with pytest.raises(SystemExit):
         main(
-            ["model", "verifier-rows", str(made / "train"), str(tmp_path / "rows"), "--limit", "1"]
+            [
+                "model",
+                "verifier-rows",
+                str(grounding_set / "train"),
+                str(tmp_path / "rows"),
+                "--limit",
+                "1",
+            ]
         )
     assert "centre" in capsys.readouterr().out
     assert VerifierSpec.of(tmp_path / "rows").reach == expected
@@ -100,9 +109,9 @@ def test_a_crop_is_a_third_of_the_middle_screenshot(
     ],
 )
 def test_a_malformed_row_is_told_by_its_index(
-    made: Path, tmp_path: Path, change: dict[str, str], message: str
+    grounding_set: Path, tmp_path: Path, change: dict[str, str], message: str
 ) -> None:
-    make_rows(made / "train", tmp_path / "rows", SPEC, limit=1)
+    make_rows(grounding_set / "train", tmp_path / "rows", SPEC, limit=1)
     rows = json.loads((tmp_path / "rows" / ROWS).read_text())
     rows[1] |= change
     (tmp_path / "rows" / ROWS).write_text(json.dumps(rows))
@@ -111,9 +120,9 @@ def test_a_malformed_row_is_told_by_its_index(
 
 
 def test_a_trained_verifier_is_asked_as_its_rows_were_made(
-    tune: Callable[..., Any], made: Path, tmp_path: Path
+    tune: Callable[..., Any], grounding_set: Path, tmp_path: Path
 ) -> None:
-    make_rows(made / "train", tmp_path / "rows", SPEC, limit=2)
+    make_rows(grounding_set / "train", tmp_path / "rows", SPEC, limit=2)
     out = tmp_path / "verifier"
     keys = {"tune.epochs": 6.0, "tune.batch": 8, "tune.lr": 1e-3}
     result = tune({"tune.data": [str(tmp_path / "rows")], "tune.out": out} | keys)
@@ -122,6 +131,6 @@ def test_a_trained_verifier_is_asked_as_its_rows_were_made(
     verifier = load_verifier(out, "float32", torch.device("cpu"))
     assert verifier.spec == SPEC
     row = json.loads((tmp_path / "rows" / ROWS).read_text())[0]
-    [first, *_] = read_set(made / "train").items
+    [first, *_] = read_set(grounding_set / "train").items
     with Image.open(first.image.path) as opened:
         assert 0 < verifier.score(opened, row["instruction"], *row["point"]) < 1

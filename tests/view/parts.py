@@ -1,4 +1,4 @@
-"""What the viewer's tests share: a server on a real socket, a run to look at, the bones of a page."""
+"""A server on a real socket, a run to look at, and the elements of a page, for the viewer's tests."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dart_cli.data.ledger import Ledger
 from dart_cli.runtime.http_server import make_server
 from dart_cli.view.server import MOST_REQUESTS, make_app
 from envs.contract.blobs import content_hash
-from tests.altered import altered
+from tests.copies import copy_with
 from tests.data.parts import ask_lease, step_record, trajectory_end
 from tests.waiting import PATIENCE_S, wait_until
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server answered."""
+    """An answer of the server."""
 
     status: int
     headers: dict[str, str]
@@ -52,11 +52,11 @@ class Server:
                 connection.putheader(key, value)
             connection.endheaders()
             answer = connection.getresponse()
-            found = {key.lower(): value for key, value in answer.getheaders()}
-            return Answer(answer.status, found, answer.read())
+            answer_headers = {key.lower(): value for key, value in answer.getheaders()}
+            return Answer(answer.status, answer_headers, answer.read())
 
     def page(self, path: str) -> str:
-        """A page that must be there."""
+        """Return the text of a page, which must exist."""
         answer = self.get(path)
         assert answer.status == 200, (path, answer.text)
         return answer.text
@@ -64,7 +64,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(run_dir: Path, *, host: str = "127.0.0.1", token: str = "") -> Iterator[Server]:
-    """The viewer of a run on loopback, until the end of the block."""
+    """Serve a run on loopback until the end of the block."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = make_server(make_app(run_dir, host=host, token=token), MOST_REQUESTS)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -79,18 +79,18 @@ def serving(run_dir: Path, *, host: str = "127.0.0.1", token: str = "") -> Itera
 
 
 def png(width: int = 320, height: int = 200, colour: str = "teal") -> bytes:
-    """A plain screenshot."""
+    """Return a screenshot of one colour."""
     file = io.BytesIO()
     Image.new("RGB", (width, height), colour).save(file, "PNG")
     return file.getvalue()
 
 
 def shown_step(trajectory_id: str, step: int, **changes: object) -> StepRecord:
-    """A step whose screenshot can be shown, with some of its fields changed."""
+    """Return a step whose screenshot can be shown, with some of its fields changed."""
     image = png()
     record = step_record(trajectory_id, step)
-    pictured = {"screenshot": image, "image_hashes": [content_hash(image)]}
-    return altered(record, **(pictured | changes))
+    fields = {"screenshot": image, "image_hashes": [content_hash(image)]}
+    return copy_with(record, **(fields | changes))
 
 
 def play_shown(
@@ -126,10 +126,10 @@ class Bones(HTMLParser):
 
     @classmethod
     def of(cls, page: str) -> Bones:
-        found = cls()
-        found.feed(page)
-        found.close()
-        return found
+        bones = cls()
+        bones.feed(page)
+        bones.close()
+        return bones
 
     @property
     def text(self) -> str:

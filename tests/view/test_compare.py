@@ -11,7 +11,14 @@ import pytest
 
 from dart_cli.data.store.open import open_store
 from dart_cli.view.compare_pages import MOST_COMPARED
-from tests.data.parts import a_batch, make_ledger, next_batch, play_group, small_config, trained
+from tests.data.parts import (
+    a_batch,
+    batch_trained,
+    make_ledger,
+    next_batch,
+    play_group,
+    small_config,
+)
 from tests.view.parts import Bones, Server, serving
 from tests.view.test_charts import readings
 from tests.view.test_hostile import HOSTILE
@@ -29,7 +36,7 @@ def play_run(run_dir: Path, updates: int, *, minutes: float, **train: object) ->
             for _ in range(2):
                 play_group(ledger, ["pass", "fail", "fail", "fail"], version=version)
             batch = a_batch(next_batch(ledger, version, 60 * minutes * (version + 1)))
-            ledger.batch_trained(trained(batch.batch_id, version + 1))
+            ledger.batch_trained(batch_trained(batch.batch_id, version + 1))
         store.commit()
 
 

@@ -21,6 +21,7 @@ from tests.data.parts import (
     MIXED,
     a_batch,
     ask_lease,
+    batch_trained,
     heartbeat,
     make_ledger,
     next_batch,
@@ -31,26 +32,25 @@ from tests.data.parts import (
     pointing_config,
     pool_member,
     small_config,
-    trained,
     trajectory_end,
 )
-from tests.inspection.parts import Played
+from tests.inspection.parts import PlayedRun
 from tests.view.parts import Bones, Server, play_shown, png, serving
 
 LISTS = ("/", "/tasks", "/groups", "/trajectories")
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlayedRun]:
     config = small_config(
         tmp_path_factory.mktemp("runs") / "run", pool_ratio=0.25, high_entropy=0.8, max_staleness=4
     )
     with open_store(config.run.dir) as store:
-        yield Played(config, store)
+        yield PlayedRun(config, store)
 
 
 @pytest.fixture(scope="module")
-def server(played: Played) -> Iterator[Server]:
+def server(played: PlayedRun) -> Iterator[Server]:
     with serving(played.config.run.dir) as server:
         yield server
 
@@ -74,7 +74,7 @@ def test_every_link_of_every_page_leads_to_a_page(server: Server) -> None:
     assert len(seen) > 40
 
 
-def test_the_run_page_counts_stages_and_reasons(server: Server, played: Played) -> None:
+def test_the_run_page_counts_stages_and_reasons(server: Server, played: PlayedRun) -> None:
     text = Bones.of(server.page("/")).text
     states = [row.state for row in played.store.trajectories()]
     for state in ("leased", "finished", "trained", "dropped"):
@@ -115,7 +115,9 @@ def test_patches_stand_in_the_table_of_tokens_and_over_the_screen(
         {"task": "mini/click", "outcome": "invalid", "version": "3"},
     ],
 )
-def test_trajectories_are_filtered(query: dict[str, str], server: Server, played: Played) -> None:
+def test_trajectories_are_filtered(
+    query: dict[str, str], server: Server, played: PlayedRun
+) -> None:
     tasks = {group.id: group.task_id for group in played.store.groups()}
     expected = {
         row.id
@@ -157,7 +159,7 @@ def test_pages_of_a_long_list_hold_each_trajectory_once(tmp_path: Path) -> None:
 
 
 def test_a_trajectory_shows_why_each_step_was_kept_or_left_out(
-    server: Server, played: Played
+    server: Server, played: PlayedRun
 ) -> None:
     for row in played.store.batch_rows(1):
         text = Bones.of(server.page(f"/trajectories/{row.trajectory_id}")).text
@@ -180,7 +182,7 @@ def test_a_step_that_was_trained_on_shows_how_far_trainer_and_engine_were_apart(
         name = f"{group}-01"
         batch = a_batch(next_batch(ledger, 0))
         gap = StepMismatch(trajectory_id=name, step=1, mean=-0.0125, largest=0.5)
-        told = trained(batch.batch_id).model_copy(update={"mismatches": [gap]})
+        told = batch_trained(batch.batch_id).model_copy(update={"mismatches": [gap]})
         assert ledger.batch_trained(told).accepted
         store.commit()
         steps = store.sample_rows(name)
@@ -219,7 +221,7 @@ def test_what_a_critic_expected_stands_beside_what_the_baseline_did(tmp_path: Pa
             )
             for each in batch.samples
         ]
-        ledger.batch_trained(trained(batch.batch_id).model_copy(update={"values": values}))
+        ledger.batch_trained(batch_trained(batch.batch_id).model_copy(update={"values": values}))
         store.commit()
         text = Bones.of(server.page(f"/trajectories/{name}")).text
         for value in ("0.25", "0.75"):
@@ -522,7 +524,7 @@ def test_no_path_leads_out_of_the_pages(path: str, server: Server) -> None:
     assert b"root:" not in answer.body
 
 
-def test_a_member_of_the_pool_is_found_by_its_id(server: Server, played: Played) -> None:
+def test_a_member_of_the_pool_is_found_by_its_id(server: Server, played: PlayedRun) -> None:
     member = played.store.pool()[0]
     text = Bones.of(server.page(f"/trajectories/{member.trajectory_id}")).text
     assert f"in the pool {member.source}" in text

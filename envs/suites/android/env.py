@@ -237,6 +237,7 @@ def check_file(file: TaskFile) -> None:
 
 
 def _prepare(steps: tuple[SetupStep, ...], device: AdbTransport) -> None:
+    """Perform set-up steps in turn. Raises EnvError that names the step that failed."""
     for number, step in enumerate(steps):
         try:
             match step.type:
@@ -257,6 +258,7 @@ def _score_all(evaluator: Evaluator, device: AdbTransport) -> float:
 
 
 def _score(check: Check, device: AdbTransport) -> float:
+    """Return the score of one check, 0.0 to 1.0. Raises EnvError."""
     assert check.result is not None
     assert check.expected is not None
     try:

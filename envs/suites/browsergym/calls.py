@@ -71,10 +71,11 @@ class CallWriter:
                 return [("infeasible", "")]
             case _:
                 events = self._machine.events_of(action)
-                return [call for event in events for call in _perform(event)]
+                return [call for event in events for call in _calls_of_event(event)]
 
 
-def _perform(event: Event) -> Iterator[Call]:
+def _calls_of_event(event: Event) -> Iterator[Call]:
+    """Yield the calls that perform an event of the mouse or the keyboard."""
     match event:
         case Moved(end=end, strides=strides):
             yield ("move", *end, strides)

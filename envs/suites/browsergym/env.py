@@ -114,9 +114,9 @@ class BrowsergymEnv:
             raise EnvError("the episode is over; call reset before the next step")
         if isinstance(action, Goto):
             action = opened(action)
-        waits = action.seconds if isinstance(action, Wait) else 0.0
+        wait_s = action.seconds if isinstance(action, Wait) else 0.0
         request = {"do": "act", "calls": self._writer.calls_of(action), "tree": self._tree}
-        deadline_s = self._settings.deadline_s + waits
+        deadline_s = self._settings.deadline_s + wait_s
         answer, [screenshot] = self._ask(request, deadline_s, f"{action.kind} in {task.id}")
         self._answer, self._is_evaluated = answer, True
         self._over = answer["ended"] or isinstance(action, Done | Fail | Answer)
@@ -129,7 +129,7 @@ class BrowsergymEnv:
         task = self._playing()
         if not self._is_evaluated:
             self._answer, _ = self._ask(
-                {"do": "judge"}, self._settings.deadline_s, f"judge {task.id}"
+                {"do": "evaluate"}, self._settings.deadline_s, f"evaluate {task.id}"
             )
             self._is_evaluated = True
         why = f": {self._answer['why']}" if self._answer["why"] else ""

@@ -6,7 +6,7 @@ requests and their answers:
     {"do": "list"}   ->  the registered tasks, and the packages that could not be loaded
     {"do": "reset"}  ->  the goal and its images, and the first screen
     {"do": "act", "calls": [[name, argument, ...], ...]}  ->  the reward and the screen after the calls
-    {"do": "judge"}  ->  the reward of the present state
+    {"do": "evaluate"}  ->  the reward of the present state
     any error        ->  {"error": "one line"}
 
 A call is the name of a method of `Hands` with plain values as arguments; no code is built from them.
@@ -394,8 +394,9 @@ class Player:
                 return {**self._reward_of(rest), **screen}, blobs
         raise AssertionError("the last try returns or raises")
 
-    def _reward_of(self, rest: Any) -> dict[str, Any]:
-        reward, terminated, _, info = rest
+    def _reward_of(self, step_result: Any) -> dict[str, Any]:
+        """Return the fields of an answer from BrowserGym's (reward, terminated, truncated, info)."""
+        reward, terminated, _, info = step_result
         error = (info.get("task_info") or {}).get("error", "")
         why = {"why": str(error), "action_error": self._env.last_action_error}
         return {"reward": float(reward), "ended": bool(terminated), **why}

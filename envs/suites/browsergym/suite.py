@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class BrowsergymSuite:
-    """The tasks that BrowserGym registers in its interpreter, or without one those of release 0.14.3."""
+    """The tasks that BrowserGym registers in its interpreter; without one, the tasks of release 0.14.3."""
 
     name = "browsergym"
     observes: tuple[ObservedKind, ...] = ("accessibility",)

@@ -1,11 +1,11 @@
-"""BrowserGym's tasks, and the interpreter that has BrowserGym, whose version pins exclude those of dart.
+"""BrowserGym's tasks, and the interpreter that has BrowserGym, whose version pins exclude dart's.
 
 find_interpreter   the interpreter named by an option, a variable or scripts/setup-browsergym
 INSTALL_STEP       how to make that interpreter, for errors
 BENCHMARKS         steps, packages and backends by the first word of a task's id
 known_tasks        the tasks of BrowserGym 0.14.3, for a host without an interpreter that could list them
 registered_tasks   the tasks that an interpreter registers, listed once and then read from a cache
-lacking            what is missing for a task
+lacking            what is missing for some tasks, in one line
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ _WEBARENA = tuple(
     for site in ("SHOPPING", "SHOPPING_ADMIN", "REDDIT", "GITLAB", "WIKIPEDIA", "MAP", "HOMEPAGE")
 )
 _VISUAL = tuple(
-    f"VWA_{each}"
-    for each in (
+    f"VWA_{name}"
+    for name in (
         "CLASSIFIEDS",
         "CLASSIFIEDS_RESET_TOKEN",
         "SHOPPING",
@@ -119,7 +119,7 @@ def make_tasks(names: Iterable[str], infeasible: Iterable[str] = ()) -> dict[str
 
     The open-ended task, which has no goal, is left out.
     """
-    cannot = set(infeasible)
+    infeasible_names = set(infeasible)
     return {
         f"browsergym/{name}": Task(
             f"browsergym/{name}",
@@ -127,7 +127,7 @@ def make_tasks(names: Iterable[str], infeasible: Iterable[str] = ()) -> dict[str
             "{instruction}",
             max_steps=_steps_of(name),
             params={"name": name},
-            feasible=name not in cannot,
+            feasible=name not in infeasible_names,
         )
         for name in names
         if name != "openended"
@@ -171,14 +171,13 @@ def registered_tasks(python: str, cache: Path | None = None) -> Registered:
         answer, _ = program.ask({"do": "list"}, LIST_S, "the tasks of BrowserGym")
     finally:
         program.close()
-    if not answer[
-        "failed"
-    ]:  # a failed download may succeed next time, so that answer is not stored
+    # A download that failed may succeed next time, so that such an answer is not stored.
+    if not answer["failed"]:
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            whole = cache_file.with_suffix(f".{os.getpid()}")
-            whole.write_text(json.dumps(answer), encoding="utf-8")
-            whole.replace(cache_file)
+            draft = cache_file.with_suffix(f".{os.getpid()}")
+            draft.write_text(json.dumps(answer), encoding="utf-8")
+            draft.replace(cache_file)
     return _read(answer)
 
 

@@ -1,11 +1,11 @@
 """The accessibility tree of a desktop: what applications report to a screen reader about their widgets.
 
-has_accessibility   returns whether the tree can be read on this host
+has_accessibility   returns whether this host has the packages that read the tree
 read_widgets        returns the widgets of one desktop
 outline_of          returns the widgets on the screen as text, for a policy
 
-Applications report it through AT-SPI on the desktop's own message bus, and only if the desktop was
-started with `accessible`: it costs them time.
+Applications report their widgets through AT-SPI on the desktop's own message bus, and only if the desktop
+was started with `accessible`, since reporting costs them time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read_widgets(desktop: Desktop) -> list[dict[str, Any]]:
     except (ValueError, IndexError) as error:
         raise EnvError(
             f"the accessibility tree cannot be read ({error}); its reader wrote {output[-200:]!r}; "
-            f"is {', '.join(PACKAGES)} installed as Debian has it?"
+            f"are the packages {PACKAGES} installed as Debian has them?"
         ) from error
     return in_place(widgets)
 

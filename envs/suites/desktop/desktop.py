@@ -141,7 +141,7 @@ class Desktop:
         with self.bounded(f"running {name}"):
             pid = self.launch(name, command)
             self.wait_for(lambda: pid not in self._running, f"{name} did not end")
-            self.check()  # it may have failed before the first check
+            self.check()  # the program may have failed before the first check
         return log.read_bytes()[before:].decode(errors="replace")
 
     def busy(self) -> int:
@@ -160,7 +160,8 @@ class Desktop:
     def bounded(self, what: str, times: float = 1.0) -> Iterator[None]:
         """End the desktop if the block takes longer than the deadline, so that a call that hangs returns.
 
-        `times` multiplies the deadline if the block waits for several things.
+        `times` multiplies the deadline if the block waits for several things. An EnvError in the block is
+        raised with `what` in its message; if the desktop itself broke, its own error is raised instead.
         """
         deadline_s = times * self.settings.deadline_s + SLACK_S
         timer = threading.Timer(deadline_s, self._give_up, (f"{what} took {deadline_s:g} s",))
@@ -236,6 +237,7 @@ class Desktop:
         )
 
     def _bring_up(self, fill: Callable[[Path], None], uid: int, gid: int) -> None:
+        """Start the X server, fill HOME, start message bus and window manager. Raises EnvError."""
         cookie = secrets.token_bytes(16)
         authority, keys = self.folder / "Xauthority", self.folder / "server-authority"
         write_authority(keys, cookie, None)

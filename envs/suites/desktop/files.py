@@ -41,7 +41,9 @@ def make_folder(home: Path, path: str) -> None:
 
 def make_text(home: Path, path: str, lines: list[Any]) -> None:
     """Make a text file of these lines."""
-    _place(home, path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    _path_of_new_file(home, path).write_text(
+        "".join(f"{line}\n" for line in lines), encoding="utf-8"
+    )
 
 
 def make_spreadsheet(home: Path, path: str, sheets: Mapping[str, list[list[Any]]]) -> None:
@@ -53,7 +55,7 @@ def make_spreadsheet(home: Path, path: str, sheets: Mapping[str, list[list[Any]]
         sheet = book.create_sheet(name)
         for row in rows:
             sheet.append(row)
-    book.save(_place(home, path))
+    book.save(_path_of_new_file(home, path))
 
 
 def make_document(home: Path, path: str, paragraphs: list[Any]) -> None:
@@ -62,7 +64,7 @@ def make_document(home: Path, path: str, paragraphs: list[Any]) -> None:
     for paragraph in paragraphs:
         fields = {"text": paragraph} if not isinstance(paragraph, Mapping) else paragraph
         document.add_paragraph(str(fields["text"]), style=fields.get("style"))
-    document.save(str(_place(home, path)))
+    document.save(str(_path_of_new_file(home, path)))
 
 
 def make_slides(home: Path, path: str, slides: list[Mapping[str, Any]]) -> None:
@@ -72,7 +74,7 @@ def make_slides(home: Path, path: str, slides: list[Mapping[str, Any]]) -> None:
         slide = show.slides.add_slide(show.slide_layouts[1])
         slide.shapes.title.text = str(content["title"])
         slide.placeholders[1].text = "\n".join(map(str, content.get("lines", [])))
-    show.save(str(_place(home, path)))
+    show.save(str(_path_of_new_file(home, path)))
 
 
 def make_picture(
@@ -85,7 +87,7 @@ def make_picture(
     picture = Image.new("RGB", (size[0], size[1]), "white")
     for (left, top, right, bottom), colour in patches:
         picture.paste(tuple(colour), (left, top, right, bottom))
-    picture.save(_place(home, path))
+    picture.save(_path_of_new_file(home, path))
 
 
 MAKERS: Mapping[str, Callable[..., None]] = {
@@ -105,7 +107,8 @@ def date_all(folder: Path) -> None:
         os.utime(path, (when, when), follow_symlinks=False)
 
 
-def _place(home: Path, path: str) -> Path:
+def _path_of_new_file(home: Path, path: str) -> Path:
+    """Return `path` below HOME, and make the folders above it. Raises TaskError."""
     place = inside(home, path)
     place.parent.mkdir(parents=True, exist_ok=True)
     return place

@@ -3,8 +3,8 @@
     GETTERS        type of `result` or `expected` -> function that returns the value
     GetterContext  the parts of an episode that getters may read
     read_paragraphs, read_cells   read OpenDocument files: texts of a document, values or formulas of a sheet
-    METRICS        name -> function(result, expected, **options) -> bool; OSWorld's name if it has the
-                                  function
+    METRICS        name -> function(result, expected, **options) -> bool; functions that OSWorld has too have
+                   its names
     evaluate       runs all checks of a task and returns the verdict
 
 The value of a file that does not exist, or that its library cannot read, is None: the policy caused it, and
@@ -49,12 +49,10 @@ _UNREADABLE = (
     KeyError,
     ValueError,
     SyntaxError,
-    # a damaged archive
-    EOFError,
+    EOFError,  # a damaged archive, as the next two
     zlib.error,
     NotImplementedError,
-    # an archive with a password, or nested too deeply
-    RuntimeError,
+    RuntimeError,  # an archive with a password, or nested too deeply
     InvalidFileException,
     NoDocumentError,
     NoSlidesError,
@@ -284,7 +282,7 @@ def _pixel(x: float, y: float) -> tuple[int, int, int, int]:
 
 
 def _within(scene: GetterContext, path: str) -> Path:
-    """Return a place in HOME. A link that the policy made and that leads out of HOME cannot be read."""
+    """Return a path in HOME. Raises PermissionError if it leads out, e.g. by a link that the policy made."""
     try:
         return inside(scene.home, path)
     except TaskError as error:
@@ -480,7 +478,7 @@ METRICS: Mapping[str, Callable[..., bool]] = {
 
 
 def evaluate(evaluator: Evaluator, scene: GetterContext) -> Verdict:
-    """Return pass or fail by the checks. Raises TaskError for a check that cannot be made."""
+    """Return pass or fail by the checks. Raises TaskError for an unknown function, getter or parameter."""
     failures = []
     for number, check in enumerate(evaluator.checks):
         holds, value = _holds(check, scene)

@@ -42,9 +42,9 @@ _numbering = threading.Lock()
 
 
 def find_user(name: str) -> tuple[int, int]:
-    """Return the (user id, group id) that run programs: those of this process, or if it is root, of `name`.
+    """Return the (user id, group id) with which programs run.
 
-    Raises TaskError.
+    They are this process's own, or the ids of the user `name` if this process is root. Raises TaskError.
     """
     if os.geteuid() != 0:
         return os.geteuid(), os.getegid()
@@ -78,7 +78,7 @@ def environment(folder: Path, number: int, bus: Path, accessible: bool) -> dict[
 
 
 def find_programs(programs: Mapping[str, str]) -> None:
-    """Raise MissingPartError where one of `programs` (name -> apt package) is not installed."""
+    """Raise MissingPartError if one of `programs` (name -> apt package) is not installed."""
     missing = {
         package for name, package in programs.items() if shutil.which(name, path=PATH) is None
     }
@@ -124,9 +124,10 @@ class DesktopNumber:
     def make_folder(self) -> tuple[Path, int]:
         """Return a fresh folder and its lock, which is released when no process has it open."""
         with _numbering:
-            mine = self._number
+            last_number = self._number
             self._leave()
-            for number in itertools.chain(() if mine is None else (mine,), itertools.count()):
+            first = () if last_number is None else (last_number,)
+            for number in itertools.chain(first, itertools.count()):
                 if number in _numbers_in_use:
                     continue
                 if (folder_and_lock := _make_folder(number)) is not None:

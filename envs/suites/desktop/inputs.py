@@ -1,7 +1,7 @@
 """Performs GUI actions as input events of the X server (XTEST): a mouse and a US keyboard.
 
     X11InputController   performs actions on one display
-    Keyboard             returns the key of a character or name; binds spare keys to characters without a key
+    Keyboard             the keys of a display; binds spare keys to characters without a key
 
 An action without a meaning on this display (an unknown key, a point off the screen) does nothing.
 """
@@ -64,7 +64,7 @@ class Keyboard:
         if keysym is None:
             return None
         if keysym not in self._keys:
-            self._lend(keysym)
+            self._bind(keysym)
         return self._keys.get(keysym)
 
     def takes_back(self, character: str) -> bool:
@@ -72,7 +72,8 @@ class Keyboard:
         keysym = _keysym(character)
         return keysym is not None and keysym not in self._keys and not self._spare
 
-    def _lend(self, keysym: int) -> None:
+    def _bind(self, keysym: int) -> None:
+        """Bind a spare key to `keysym`; without one, the key that was bound first."""
         if self._spare:
             keycode = self._spare.pop()
         elif self._bound:
@@ -86,7 +87,7 @@ class Keyboard:
 
 
 class X11InputController:
-    """A controller of mouse and keyboard of one display.
+    """A controller of the mouse and the keyboard of one display.
 
     `wait_handled` waits until applications have handled their events.
     """
@@ -172,6 +173,7 @@ class X11InputController:
                 self._strike(*key)
 
     def _strike(self, keycode: int, shifted: bool) -> None:
+        """Press and release a key, with shift if `shifted` and shift is not down already."""
         shifts = shifted and "shift" not in self._machine.keys
         if shifts:
             self._display.key(self._keyboard.shift, down=True)

@@ -67,7 +67,7 @@ class Keeper:
     def run(self) -> None:
         """Keep the desktop until its owner or one of its vital programs ends, then end everything."""
         rest = number = b""
-        guarded = time.monotonic()
+        last_guard = time.monotonic()
         try:
             while True:
                 ready = select.select([0, self._wake, self._display], [], [], GUARD_S)[0]
@@ -88,8 +88,8 @@ class Keeper:
                     *lines, rest = (rest + block).split(b"\n")
                     for line in lines:
                         self._start(**json.loads(line))
-                if time.monotonic() - guarded > GUARD_S:
-                    guarded = time.monotonic()
+                if time.monotonic() - last_guard > GUARD_S:
+                    last_guard = time.monotonic()
                     if why := self._guard():
                         tell(over=why)
                         return
@@ -137,7 +137,7 @@ class Keeper:
         return over
 
     def _last_line(self, name: str) -> str:
-        """Return the last line that a program wrote after ": ", or ""."""
+        """Return ": " and the last line that a program wrote; "" if it wrote none."""
         with suppress(OSError):
             log = Path(self._plan["folder"]) / f"{name}.log"
             lines = log.read_text(errors="replace").strip().splitlines()
@@ -145,6 +145,7 @@ class Keeper:
         return ""
 
     def _guard(self) -> str:
+        """Return which limit the desktop's processes exceed, "" if they exceed none."""
         pids = descendants(os.getpid())
         if len(pids) > self._plan["processes"]:
             return f"{len(pids)} processes, more than {self._plan['processes']}"
@@ -154,6 +155,7 @@ class Keeper:
         return ""
 
     def _end(self) -> None:
+        """Kill all processes, the X server last and politely, and remove the desktop's folder."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         server = self._server
         if server in self._programs:
@@ -182,22 +184,22 @@ class Keeper:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the process ids of all children of `root`, their children and so on, with zombies."""
+    """Return the process ids of all processes below `root`, including zombies."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):
                 stat = (folder / "stat").read_bytes()
                 parents[int(folder.name)] = int(stat.rpartition(b")")[2].split()[1])
-    family, grown = set[int](), {root}
-    while grown:
-        grown = {pid for pid, parent in parents.items() if parent in grown} - family
-        family |= grown
+    family, generation = set[int](), {root}
+    while generation:
+        generation = {pid for pid, parent in parents.items() if parent in generation} - family
+        family |= generation
     return sorted(family)
 
 
 def anonymous_mb(pid: int) -> float:
-    """Return the memory of a process that no file backs, MB; 0 if the process is gone."""
+    """Return the memory of a process that no file backs, in MiB; 0 if the process is gone."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("RssAnon:"):

@@ -38,9 +38,9 @@ PROGRAMS: Mapping[str, str] = {
 
 SETTLE_AT_MOST_S = 3.0  # after an action; something that moves by itself never settles
 KEY_SETTLE_S = 0.28  # after keys that press buttons: GTK shows them pressed for 250 ms
-START_TIMES = (
-    3.0  # deadlines that the start of an application may take: GIMP took 40 s on a busy host
-)
+START_TIMES = 3.0
+"""Deadlines that the start of an application may take: GIMP took 40 s on a busy host."""
+
 OPEN_SETTLE_S = 0.4  # an application that has just opened draws in bursts
 OPEN_AT_MOST_S = 10.0
 MOST_WINDOWS = 5  # windows that one action may open or close in a row
@@ -126,14 +126,16 @@ class DesktopSession:
     def launch(self, command: Sequence[str], window: str = "") -> None:
         """Start a program and wait for its window, whose title holds `window`, to be ready."""
         with self.desktop.bounded(f"starting {command[0]}", START_TIMES + 1):
-            before = {one.id for one in self._display.windows()}
+            before = {shown.id for shown in self._display.windows()}
             self.desktop.launch(Path(command[0]).name, command)
 
-            def opened() -> bool:
-                fresh = [one for one in self._display.windows() if one.id not in before]
-                return any(window in one.title for one in fresh)
+            def has_opened() -> bool:
+                new_windows = [shown for shown in self._display.windows() if shown.id not in before]
+                return any(window in shown.title for shown in new_windows)
 
-            self.desktop.wait_for(opened, f"{command[0]} opened no window {window!r}", START_TIMES)
+            self.desktop.wait_for(
+                has_opened, f"{command[0]} opened no window {window!r}", START_TIMES
+            )
             self._wait_handled()
         self.look(OPEN_SETTLE_S, OPEN_AT_MOST_S)
 
@@ -206,6 +208,7 @@ STEPS: Mapping[str, Callable[..., None]] = {
 
 
 def _do(step: SetupStep, function: Callable[..., None], on: object) -> None:
+    """Perform a set-up step on HOME or a session. Raises TaskError for wrong parameters."""
     try:
         function(on, **step.parameters)
     except TypeError as error:

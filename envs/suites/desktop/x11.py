@@ -1,7 +1,7 @@
 """The X display of a desktop: windows, pings, clipboard, input events.
 
     Display          a connection to an X server
-    connecting       lets one thread connect at a time
+    connecting       a lock that lets one thread connect at a time
     X11Window        a window in the window manager's list
     write_authority  writes the cookie, which lets only this process connect
 

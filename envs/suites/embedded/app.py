@@ -73,9 +73,8 @@ class App:
         self._build = layers
         self.layers: list[Layer] = []
         self._pointer = (0, 0)
-        self._pressed: dict[
-            MouseButton, list[tuple[int, int]]
-        ] = {}  # the path of the pointer since each button went down
+        # Button that is down -> the path of the pointer since then.
+        self._pressed: dict[MouseButton, list[tuple[int, int]]] = {}
         self._keys_down: list[str] = []  # keys that are down, in the order of their presses
         self.refresh()
 
@@ -199,12 +198,14 @@ class App:
     # --- buttons and keys that are down, and the pointer ---
 
     def _point(self, x: int | None, y: int | None) -> None:
+        """Move the pointer, if a point is given, and add its place to the paths of the pressed buttons."""
         if x is not None and y is not None:
             self._pointer = (x, y)
         for path in self._pressed.values():
             path.append(self._pointer)
 
     def _at(self, button: MouseButton, modifiers: Sequence[Modifier] = ()) -> Pointer:
+        """Return a press at the pointer, with `modifiers` and those keys that are down."""
         modifiers_down = frozenset(cast("Modifier", key) for key in self._modifiers())
         return Pointer(*self._pointer, button, modifiers=modifiers_down | {*modifiers})
 

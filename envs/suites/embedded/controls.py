@@ -56,7 +56,7 @@ class Button(Clickable):
 
 
 class Marked(Clickable):
-    """A control with a mark on its left and a label behind it."""
+    """A control that shows a mark on the left and a label to the right of it."""
 
     def __init__(self, name: str, label: str, on: bool, on_press: EventHandler) -> None:
         super().__init__(name, on_press)

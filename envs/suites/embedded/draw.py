@@ -209,7 +209,7 @@ def fit_text(text: str, size: int, width: int) -> str:
 def _tile(
     palette: Palette, kind: str, what: str, width: int, height: int, colour: Colour, on: Colour
 ) -> Image.Image:
-    """Return a drawn shape: its coverage, mapped to palette entries between `on` and `colour`."""
+    """Return an image of a shape: its coverage, mapped to palette entries between `on` and `colour`."""
     return _mask(kind, what, width, height).point(palette.ramp(colour, on))
 
 
@@ -222,7 +222,7 @@ def _rounded_tile(
     edge: Colour | None,
     ground: Colour,
 ) -> Image.Image:
-    """Return a drawn rectangle with round corners on `ground`."""
+    """Return an image of a rectangle with round corners on `ground`."""
     canvas = Canvas.blank(*size, palette, ground)
     box = Rect(0, 0, *size)
     _draw_rounded(canvas, box, radius, edge or colour, ground)
@@ -374,7 +374,7 @@ def encode(canvas: Canvas, encoding: ImageEncoding = "png") -> bytes:
 
 
 def encode_png(canvas: Canvas) -> bytes:
-    """Return the canvas as PNG, exactly. Layout: PNG specification, 5.2 and 11.2."""
+    """Return the canvas as a lossless PNG. The layout is in the PNG specification, 5.2 and 11.2."""
     width, height = canvas.image.size
     # Each row of a PNG begins with the number of its filter, which is drawn here as one more column.
     rows = Image.new("L", (width + 1, height), _NO_FILTER)

@@ -1,6 +1,6 @@
 """The embedded suites: their templates and sizes.
 
-EmbeddedSuite   what they share: a task for each template, and an environment that plays them
+EmbeddedSuite   the base class of the suites: a task for each template, and an environment that plays them
 
 Instances differ by seed: layout, theme, colours and distractors. By convention seeds below
 1,000,000 are for training and those from there on for evaluation; templates whose split is
@@ -40,7 +40,7 @@ _MINI_KINDS: dict[str, tuple[type[mini.MiniScene], int]] = {
     "dropdown": (mini_scenes.DropdownScene, 2),
     "delete": (mini_scenes.DeleteScene, 2),
 }
-"""Place of the target -> its scene, and the most steps that it takes to reach the target."""
+"""Kind of task -> its scene, and the most steps that it takes to reach the target."""
 
 MINI_TRAIN = "click popup menu page confirm tabs dropdown form scroll folder delete".split()
 MINI_HELDOUT = (

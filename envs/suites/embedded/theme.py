@@ -46,7 +46,7 @@ class Theme:
     title_ink: Colour
     control: Colour  # neutral buttons
     control_ink: Colour
-    accent: Colour  # default buttons, focus, the selected
+    accent: Colour  # default buttons, focus, selected entries
     accent_ink: Colour
     select: Colour  # the selected row
 
@@ -172,7 +172,7 @@ def palette_of(theme: Theme) -> Palette:
 
 
 def _entries(theme: Theme) -> list[Colour]:
-    """Return at most 128 colours: those of the theme and COLOURS first, then the blends in order of use."""
+    """Return at most 128 colours: first the theme's own and COLOURS, then the blends in order of use."""
     base = [getattr(theme, field.name) for field in fields(theme) if field.name != "name"]
     base_colours = [WHITE, BLACK, *base, *COLOURS.values()]
     text_pairs = [

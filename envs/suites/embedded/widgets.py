@@ -2,7 +2,7 @@
 
 A widget measures itself, gets a rectangle, paints, and handles events. It has no state: it gets its values
 when it is built, reports changes through callbacks, and what must persist beyond one event is in `Ui`. The
-controls of suite `desk` are in controls.py, textfield.py and menus.py, those of suite `mini` in marks.py.
+controls of suite `desk` are in controls.py, textfield.py and menus.py, the ones of suite `mini` in marks.py.
 """
 # ruff: noqa: ARG002, D102 - overrides keep the contract that the base class documents
 
@@ -28,7 +28,7 @@ class Ui:
     height: int  # pixels
     theme: Theme
     scale: float = 1.0  # pixels per design unit
-    text_units: float = 12.0  # design units of a line of text's nominal size
+    text_units: float = 12.0  # nominal size of text, design units
     focus: str = ""  # name of the widget that has the keyboard
     by_keyboard: bool = False  # whether the focus came by Tab, so that it is marked
     opened: str = ""  # name of the widget whose pop-up is open

@@ -41,9 +41,10 @@ class ExploredEnv:
         make: Callable[[], GuiEnv],
         observe: Collection[str] = (),
     ) -> None:
-        """`bases` are the tasks of the explored suite by id; `make` makes its environment.
+        """Prepare to play `tasks`; the first reset makes the explored suite's environment by `make`.
 
-        `observe` are the kinds of text that are requested; the environment may read others for its elements.
+        `bases` are the tasks of the explored suite by id. `observe` are the kinds of text that are requested;
+        the environment may read others for its elements.
         """
         self._tasks = tasks
         self._bases = bases
@@ -73,7 +74,7 @@ class ExploredEnv:
                 f"{task.id}: {task.base} with seed {base} starts on another screen ({screen_id[:8]}) than when "
                 "it was explored; make the tasks again"
             )
-        return self._with_asked_texts(screen), dict(info) | {
+        return self._with_requested_texts(screen), dict(info) | {
             "instruction": task.instruction,
             "max_steps": task.max_steps,
         }
@@ -84,7 +85,7 @@ class ExploredEnv:
         screen, _, terminated, cut, info = env.step(action)
         self._over = terminated or cut
         reached = not self._over and self.state().id in task.targets
-        return self._with_asked_texts(screen), float(reached), terminated or reached, cut, info
+        return self._with_requested_texts(screen), float(reached), terminated or reached, cut, info
 
     def evaluate(self) -> Verdict:
         """Return pass if the screen to reach is shown."""
@@ -119,14 +120,20 @@ class ExploredEnv:
         return self._rest.pop(0)
 
     def oracle_hint(self) -> str:
-        """Return the next step of the task's path in words; empty beside the path and within a step."""
+        """Return the next step of the task's path in words.
+
+        The text is empty on a screen that is not on the path, and between the actions of one step.
+        """
         try:
             return "" if self._rest else self._next()[0].words
         except EnvError:
             return ""
 
     def _next(self) -> tuple[PathStep, Element]:
-        """Return the step of the path that starts on the present screen, and the element that it acts on."""
+        """Return the step of the path that starts on the present screen, and the element that it acts on.
+
+        Raises EnvError if there is no such step or element.
+        """
         _, task = self._playing()
         here = self.state().id
         for step in reversed(task.path):
@@ -159,7 +166,8 @@ class ExploredEnv:
             raise EnvError("no episode is being played; call reset first")
         return self._explorable
 
-    def _with_asked_texts(self, screen: Observation) -> Observation:
+    def _with_requested_texts(self, screen: Observation) -> Observation:
+        """Return the observation without the texts that were not requested."""
         texts = {kind: text for kind, text in screen.texts.items() if kind in self._observe}
         return replace(screen, texts=texts)
 

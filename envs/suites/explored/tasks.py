@@ -23,22 +23,22 @@ from envs.contract.options import first_problem
 FILE = "tasks.json"
 
 
-class _Stored(BaseModel):
+class _FileModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class PathStep(_Stored):
+class PathStep(_FileModel):
     """One step of a path."""
 
     screen: str  # ScreenState.id before it
     place: str  # Element.place
     action: Operation
-    text: str = ""  # that `type` types
-    name: str = ""  # that the element must have, if the instruction names it
+    text: str = ""  # the text that `type` types
+    name: str = ""  # the name that the element must have, if the instruction names it
     words: str = ""  # the step in words, e.g. click the "Save" button
 
 
-class ExploredTask(_Stored):
+class ExploredTask(_FileModel):
     """A task that leads from the start of a task of the explored suite to a screen."""
 
     id: str = Field(pattern=r"^explored/[^\s]+$")
@@ -63,14 +63,14 @@ class ExploredTask(_Stored):
         return self.path[0].screen
 
 
-class LeftOut(_Stored):
+class LeftOut(_FileModel):
     """A screen to which no task leads, and why."""
 
     screen: str
     reason: str
 
 
-class ExploredFile(_Stored):
+class ExploredFile(_FileModel):
     """The tasks of a folder."""
 
     version: Literal[1] = 1
@@ -91,13 +91,13 @@ def read_file(folder: Path) -> ExploredFile:
     except ValidationError as error:
         raise TaskError(f"{path}: {first_problem(error)}; make the tasks again") from None
     ids = [task.id for task in file.tasks]
-    if twice := next((task_id for task_id in ids if ids.count(task_id) > 1), None):
-        raise TaskError(f"{path}: {twice} is there twice; make the tasks again")
+    if duplicate := next((task_id for task_id in ids if ids.count(task_id) > 1), None):
+        raise TaskError(f"{path}: {duplicate} is there twice; make the tasks again")
     return file
 
 
 def write_file(folder: Path, file: ExploredFile) -> None:
-    """Write the file of a folder: first beside its place, so that it is never there in part."""
+    """Write the file of a folder. A draft is written first, so that no reader finds an incomplete file."""
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f"{FILE}.draft"
     draft.write_text(file.model_dump_json(indent=1) + "\n", encoding="utf-8")

@@ -71,13 +71,13 @@ class GymEnv:
         if self._over:
             raise EnvError("the episode is over; call reset before the next step")
         episode.last_action = action
-        reward, theirs = 0.0, None
+        reward, gym_action = 0.0, None
         if not isinstance(action, Done | Fail | Answer):
             with self._errors_named("hook action"):
-                theirs = self._hooks.action(action, episode.env)
-        if theirs is not None:
+                gym_action = self._hooks.action(action, episode.env)
+        if gym_action is not None:
             with self._errors_named("step"):
-                observation, reward, terminated, truncated, info = self._gym_env.step(theirs)
+                observation, reward, terminated, truncated, info = self._gym_env.step(gym_action)
                 reward = float(reward)
             episode.observation, episode.info = observation, dict(info)
             episode.terminated, episode.truncated = bool(terminated), bool(truncated)
@@ -86,7 +86,7 @@ class GymEnv:
         self._steps_left -= 1
         truncated = episode.truncated or self._steps_left == 0
         self._over = ends or truncated
-        info = {"did_nothing": theirs is None}
+        info = {"did_nothing": gym_action is None}
         return self._observation(), reward, ends, truncated, info
 
     def evaluate(self) -> Verdict:
@@ -210,9 +210,10 @@ class GymSuite:
 
     @checked
     def make_env(self, *, hooks: str = "") -> GymEnv:
-        """Return a new environment; `hooks` is file.py:MyHooks. Its first reset makes gymnasium's environment.
+        """Return a new environment, whose first reset makes gymnasium's environment.
 
-        Raises TaskError if the hooks cannot be loaded or lack a part.
+        `hooks` names the class of hooks, e.g. file.py:MyHooks. Raises TaskError if the hooks cannot be loaded
+        or lack a part.
         """
         if self._hooks_path and hooks:
             raise TaskError(f"suite {self.name} names its hooks; leave env.options.hooks out")
@@ -240,17 +241,15 @@ def _hooks_of(path: str) -> type[GymHooks]:
     Its file runs once, since it may register environments. Raises TaskError.
     """
     import_gymnasium()
-    loaded = load_own("hooks", path, path, once=True)
-    if not isinstance(loaded, GymHooks):
+    hooks = load_own("hooks", path, path, once=True)
+    if not isinstance(hooks, GymHooks):
         raise TaskError(f"hooks {path}: derive it from envs.suites.gym.hooks.GymHooks")
     for name in ("action", "verdict"):
-        if getattr(type(loaded), name) is getattr(GymHooks, name):
+        if getattr(type(hooks), name) is getattr(GymHooks, name):
             raise TaskError(f"hooks {path}: it needs a method {name}")
-    if not (isinstance(loaded.max_steps, int) and 1 <= loaded.max_steps <= MOST_STEPS):
-        raise TaskError(
-            f"hooks {path}: max_steps must be 1 to {MOST_STEPS}, got {loaded.max_steps}"
-        )
-    return type(loaded)
+    if not (isinstance(hooks.max_steps, int) and 1 <= hooks.max_steps <= MOST_STEPS):
+        raise TaskError(f"hooks {path}: max_steps must be 1 to {MOST_STEPS}, got {hooks.max_steps}")
+    return type(hooks)
 
 
 def _short(env_id: str) -> str:

@@ -36,10 +36,8 @@ class Episode:
 class GymHooks:
     """The base class of hooks: a subclass defines `action` and `verdict`.
 
-    Each environment gets its own object.
-
-    `env` is gymnasium's environment without its wrappers. Points of actions are in pixels of the image of
-    `image`.
+    Each environment has its own hooks object. In the methods, `env` is gymnasium's environment without its
+    wrappers. Points of actions are in pixels of the image of `image`.
     """
 
     env_id: str = ""
@@ -52,7 +50,7 @@ class GymHooks:
     """Actions of the policy after which an episode is cut off."""
 
     def instruction(self, env: Any, observation: Any) -> str:  # noqa: ARG002 - for subclasses
-        """Return the goal in words. Called after a reset."""
+        """Return the goal in words. It is called after a reset."""
         return "Play."
 
     def image(self, env: Any, observation: Any) -> Any:  # noqa: ARG002

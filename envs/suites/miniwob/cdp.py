@@ -59,7 +59,7 @@ class _CdpAnswer(NamedTuple):
     error: str
 
 
-class _Awaited(NamedTuple):
+class _AwaitedCall(NamedTuple):
     answers: queue.SimpleQueue[_CdpAnswer]
     session: str
 
@@ -77,8 +77,9 @@ class Chromium:
         self._deadline_s = deadline_s
         self._ids = itertools.count(1)
         self._drawing = SharedLock("a frame of a shared browser")
-        self._lock = threading.Lock()  # guards the writing end of the pipe and the awaited replies
-        self._awaited: dict[int, _Awaited] = {}
+        # This lock guards the awaited calls, the sessions and the reason of the end.
+        self._lock = threading.Lock()
+        self._awaited_calls: dict[int, _AwaitedCall] = {}
         self._sessions: dict[str, str] = {}  # by target
         self._process = BrowserProcess(binary, scale, flags)
         self._reader = threading.Thread(target=self._read, name="chromium", daemon=True)
@@ -125,10 +126,10 @@ class Chromium:
             enableBeginFrameControl=True,
         )
         target_id = target["targetId"]
-        attached = self.call("Target.attachToTarget", targetId=target_id, flatten=True)
+        reply = self.call("Target.attachToTarget", targetId=target_id, flatten=True)
         with self._lock:
-            self._sessions[target_id] = attached["sessionId"]
-        return PageSession(self, attached["sessionId"], self._deadline_s)
+            self._sessions[target_id] = reply["sessionId"]
+        return PageSession(self, reply["sessionId"], self._deadline_s)
 
     def has(self, session: str) -> bool:
         """Return True if the page of `session` lives."""
@@ -150,19 +151,23 @@ class Chromium:
         refused, if there is no reply within `deadline_s`, and if the page or the browser ends.
         """
         answers: queue.SimpleQueue[_CdpAnswer] = queue.SimpleQueue()
-        numbered = {next(self._ids): call for call in calls}
-        message = b"".join(_encode(number, call, session) for number, call in numbered.items())
+        calls_by_number = {next(self._ids): call for call in calls}
+        message = b"".join(
+            _encode(number, call, session) for number, call in calls_by_number.items()
+        )
         with self._lock:
             if self._end_reason:
                 raise EnvError(f"Chromium is gone: {self._end_reason}")
-            self._awaited.update((number, _Awaited(answers, session)) for number in numbered)
+            self._awaited_calls.update(
+                (number, _AwaitedCall(answers, session)) for number in calls_by_number
+            )
         try:
             self._process.write(message, deadline_s)
-            return _collect(answers, numbered, deadline_s)
+            return _collect(answers, calls_by_number, deadline_s)
         finally:
             with self._lock:
-                for number in numbered:
-                    self._awaited.pop(number, None)
+                for number in calls_by_number:
+                    self._awaited_calls.pop(number, None)
 
     def close(self) -> None:
         """End the browser with all its processes and remove its profile; may be called twice."""
@@ -182,11 +187,11 @@ class Chromium:
     def _receive(self, message: CdpResult) -> None:
         if "id" in message:
             with self._lock:
-                awaited = self._awaited.get(message["id"])
-            if awaited is not None:
+                awaited_call = self._awaited_calls.get(message["id"])
+            if awaited_call is not None:
                 refusal = message.get("error", {}).get("message", "")
                 answer = _CdpAnswer(message["id"], message.get("result", {}), refusal)
-                awaited.answers.put(answer)
+                awaited_call.answers.put(answer)
         elif message["method"] in ("Target.targetCrashed", "Target.targetDestroyed"):
             self._end_session(message["params"]["targetId"], message["method"])
 
@@ -203,10 +208,10 @@ class Chromium:
             self._fail(f"Chromium ended: {why}")
 
     def _fail(self, why: str, session: str | None = None) -> None:
-        """Answer all awaited calls, or those of one session, with an error. The caller must hold the lock."""
-        for number, awaited in self._awaited.items():
-            if session in (None, awaited.session):
-                awaited.answers.put(_CdpAnswer(number, {}, why))
+        """Answer all awaited calls, or only one session's, with an error. The caller must hold the lock."""
+        for number, awaited_call in self._awaited_calls.items():
+            if session in (None, awaited_call.session):
+                awaited_call.answers.put(_CdpAnswer(number, {}, why))
 
 
 class PageSession:
@@ -231,15 +236,15 @@ class PageSession:
         return self.browser.exchange(self._id, calls, self._deadline_s)
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression, awaited if it is a promise.
+        """Return the value of a JavaScript expression; if it is a promise, the value to which it resolves.
 
         Raises EnvError if it throws, DocumentLeftError if the page goes elsewhere meanwhile.
         """
         reply = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
-        if thrown := reply.get("exceptionDetails"):
-            what = thrown.get("exception", {}).get("description", thrown.get("text", ""))
+        if details := reply.get("exceptionDetails"):
+            what = details.get("exception", {}).get("description", details.get("text", ""))
             raise EnvError(f"the page threw {what.splitlines()[0] if what else 'something'}")
         return reply["result"].get("value")
 

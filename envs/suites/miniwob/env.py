@@ -117,9 +117,11 @@ class MiniwobEnv:
             return Verdict("fail", "the task's page was left")
         if not self._page_state["done"]:
             return Verdict("fail", "the task has not ended")
-        published = self.metric == "published"
-        outcome: Outcome = "pass" if (reward > 0 if published else reward >= threshold) else "fail"
-        needs = "more than 0" if published else f"{threshold:g}"
+        is_published = self.metric == "published"
+        outcome: Outcome = (
+            "pass" if (reward > 0 if is_published else reward >= threshold) else "fail"
+        )
+        needs = "more than 0" if is_published else f"{threshold:g}"
         why = f" ({self._page_state['reason']})" if self._page_state["reason"] else ""
         clamped = min(max(reward, 0.0), 1.0)
         return Verdict(outcome, f"raw reward {reward:g}, needs {needs}{why}", clamped)
@@ -238,9 +240,9 @@ class MiniwobSuite:
         environments of a process share (a browser draws one frame at a time), `deadline_s` the longest time
         of one browser command, and `chromium` the browser's binary if it is not Debian's. Raises TaskError.
         """
-        place = (chromium, scale, encoding, deadline_s, next(self._numbers) % browsers)
+        key = (chromium, scale, encoding, deadline_s, next(self._numbers) % browsers)
         host = self._hosts.setdefault(
-            place,
+            key,
             BrowserHost(partial(find_chromium, chromium), find_pages, scale, encoding, deadline_s),
         )
         return MiniwobEnv(host, scale=scale, encoding=encoding, step_ms=step_ms, metric=metric)

@@ -40,7 +40,7 @@ class _DomKey(NamedTuple):
     text: str = ""  # what it writes
 
 
-_NAMED = {
+_NAMED_KEYS = {
     "enter": _DomKey("Enter", "Enter", 13, "\r"),
     "tab": _DomKey("Tab", "Tab", 9),
     "backspace": _DomKey("Backspace", "Backspace", 8),
@@ -87,16 +87,17 @@ class PageInput:
 
     def rest(self) -> list[Call]:
         """Return commands that release everything and move the pointer into the corner, off every widget."""
-        released = self._commands(self._machine.release(_CORNER))
-        return [*released, *self._moved(Moved(_CORNER, _CORNER))]
+        release_calls = self._commands(self._machine.release(_CORNER))
+        return [*release_calls, *self._move_calls(Moved(_CORNER, _CORNER))]
 
     def _commands(self, events: Iterable[Event]) -> list[Call]:
-        return [call for event in events for call in self._perform(event)]
+        return [call for event in events for call in self._calls_of(event)]
 
-    def _perform(self, event: Event) -> Iterator[Call]:
+    def _calls_of(self, event: Event) -> Iterator[Call]:
+        """Yield the commands that perform an event, and note which buttons and modifiers are down."""
         match event:
             case Moved():
-                yield from self._moved(event)
+                yield from self._move_calls(event)
             case Button(name=name, down=down, at=at, count=count):
                 self._buttons = (
                     self._buttons | _BUTTONS[name] if down else self._buttons & ~_BUTTONS[name]
@@ -118,7 +119,7 @@ class PageInput:
                 for character in text:
                     yield from self._write(character)
 
-    def _moved(self, event: Moved) -> Iterator[Call]:
+    def _move_calls(self, event: Moved) -> Iterator[Call]:
         """Yield the commands of a move so that the page receives it at once.
 
         Chromium holds moves back and merges them until a frame begins or an event of another kind comes.
@@ -130,7 +131,7 @@ class PageInput:
             yield self._mouse("mouseReleased", at, "none")
 
     def _mouse(self, kind: str, at: tuple[float, float], button: str, **more: Any) -> Call:
-        """Return a mouse command. A press has its position, so that it needs no move before it."""
+        """Return a mouse command at a place. A press has its place, so that it needs no move before it."""
         place = {"x": at[0] / self._scale, "y": at[1] / self._scale}
         params = {"type": kind, **place, "button": button, "buttons": self._buttons}
         return Call(
@@ -138,7 +139,7 @@ class PageInput:
         )
 
     def _write(self, character: str) -> Iterator[Call]:
-        """Yield the commands that type a character; one without a key on a US keyboard is inserted as text."""
+        """Yield the commands that type a character; without a key on a US keyboard it is inserted as text."""
         key = _dom_key({"\n": "enter", "\t": "tab"}.get(character, character))
         if key is None:
             yield Call("Input.insertText", {"text": character})
@@ -151,11 +152,11 @@ class PageInput:
 def _dom_key(name: str) -> _DomKey | None:
     """Return the key of that name, or the key of a US keyboard that writes the character, or None."""
     if len(name) != 1:
-        return _NAMED.get(name)
+        return _NAMED_KEYS.get(name)
     if not name.isascii() or not name.isprintable():
         return None
     if name == " ":
-        return _NAMED["space"]
+        return _NAMED_KEYS["space"]
     if name.isalpha():
         return _DomKey(name, f"Key{name.upper()}", ord(name.upper()), name)
     plain = PLAIN[SHIFTED.index(name)] if name in SHIFTED else name

@@ -1,7 +1,7 @@
 """The DOM of a page: the next action of a solution, read from it, and the page as nodes for an explorer.
 
-oracle.js, oracle_drawing.js and oracle_forms.js have one solver for each task that can be solved so. A
-solver reads the present state of the page and returns the next action of a solution, in CSS pixels. It
+oracle.js, oracle_drawing.js and oracle_forms.js have one solver for each task that can be solved in this
+way. A solver reads the present state of the page and returns the next action of a solution, in CSS pixels. It
 keeps no state, so that it continues from any state in which a policy left the page. elements.js reads the
 tree.
 """
@@ -85,7 +85,7 @@ def _scaled(action: dict[str, Any], scale: float) -> dict[str, Any]:
 
 
 MOST_NODES = 5_000
-"""Nodes of one page that are read, at most; the first ones are."""
+"""The largest number of nodes of a page that are read; further ones are left out."""
 
 
 def read_page(page: TaskPage, scale: float) -> Node:

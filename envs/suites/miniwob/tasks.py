@@ -52,7 +52,7 @@ PAGES: Mapping[int, str] = {
         guess-number number-checkboxes social-media-all use-spinner
     """,
 }
-"""Approximate number of steps -> the pages that take so many."""
+"""Approximate number of steps of a solution -> the pages whose solutions take so many."""
 
 LEFT_OUT: Mapping[str, str] = {
     "chase-circle": "a pointer that entered the circle once and then waits long counts as following it",
@@ -61,12 +61,12 @@ LEFT_OUT: Mapping[str, str] = {
 """Pages of the package that are not used as tasks -> the reason."""
 
 STEP_LIMITS: Mapping[str, int] = {
-    "generate-number": 14,  # each try comes out right with 0.45 to 0.7: one seed of 50 takes more than 6
-    "hot-cold": 25,  # a search that halves what is left takes 3 to 14
-    "moving-items": 24,  # the page ends after 9.9 s, which are 19
-    "stock-market": 24,  # the price at which one may buy comes within 7.6 s, which are 16
+    "generate-number": 14,  # a try is right with probability 0.45 to 0.7; one seed of 50 takes more than 6
+    "hot-cold": 25,  # a binary search takes 3 to 14 steps
+    "moving-items": 24,  # the page ends after 9.9 s, which are 19 steps
+    "stock-market": 24,  # the price at which one may buy comes within 7.6 s, which are 16 steps
 }
-"""Steps after which an episode is cut off, for pages where the length of a solution is not enough to tell."""
+"""Steps after which an episode is cut off, for pages whose limit does not follow from PAGES."""
 
 
 class Pace(NamedTuple):

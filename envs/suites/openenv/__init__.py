@@ -5,5 +5,6 @@ session    a session at a server: requests, replies, errors
 profile    reads a profile, which describes an environment's observations, actions and rewards
 profiles/  the profiles that ship with dart
 
-Messages are those of openenv-core 0.3.0 (`openenv/core/env_server`); docs/environments/openenv.md.
+The messages are defined by openenv-core 0.3.0 (`openenv/core/env_server`); docs/environments/openenv.md
+explains the suite.
 """

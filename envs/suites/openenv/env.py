@@ -157,12 +157,13 @@ class OpenenvEnv:
                     self._leave()
                     self._servers.failed(address)
             if not retry.again():
-                waited = f"waited {self._limits.connect_s:g} s (env.options.connect_s)"
+                wait = f"waited {self._limits.connect_s:g} s (env.options.connect_s)"
                 is_full = isinstance(last, CapacityError)
                 fix = "" if is_full else "; start it, or correct env.options.url"
-                raise EnvError(f"{last}{fix}; {waited}")
+                raise EnvError(f"{last}{fix}; {wait}")
 
     def _begin_at(self, address: Any, arguments: Mapping[str, Any]) -> Reply:
+        """Open a session at an address, reset in it, and return the reply. Raises EnvError."""
         paths = self._profile.observation
         self._session = Session(
             address,
@@ -194,7 +195,7 @@ class OpenenvEnv:
         return from_text(value, where)
 
     def _refuse_unsupported(self, action: Action, reply: Reply) -> None:
-        """Raise EnvError if an action failed that only a server without support for it refuses."""
+        """Raise EnvError if the action failed and, by the profile, fails only on a server without support."""
         refused = self._profile.refused
         failed = at(reply.observation, self._profile.observation.failed)
         if refused is not None and failed and action.kind in refused.actions:
@@ -202,6 +203,7 @@ class OpenenvEnv:
             raise EnvError(f"the server refuses the action {action.kind}{reason}; {refused.cure}")
 
     def _leave(self) -> None:
+        """End the episode and the session."""
         session, self._session = self._session, None
         self._screen, self._over = None, True
         if session is not None:

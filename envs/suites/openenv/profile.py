@@ -171,13 +171,13 @@ def at(value: object, path: str | None) -> object:
 
 
 def _text_of(name: str) -> str:
-    shipped = shipped_profiles()
-    if name in shipped:
+    names = shipped_profiles()
+    if name in names:
         return files("envs.suites.openenv").joinpath("profiles", f"{name}.toml").read_text("utf-8")
     file = Path(name).expanduser()
     if not name.endswith(".toml"):
         raise TaskError(
-            f"there is none of this name{did_you_mean(name, shipped)}; shipped are {', '.join(shipped)}, "
+            f"there is none of this name{did_you_mean(name, names)}; shipped are {', '.join(names)}, "
             "your own is path/to/profile.toml"
         )
     try:
@@ -241,10 +241,11 @@ class Templates:
             return []
         if getattr(action, "modifiers", ()) and "modifiers" not in names:
             return []
-        filled = _filled(template, values)
+        filled = _fill(template, values)
         return filled if isinstance(template, list) else [filled]
 
     def _values(self, action: Action, size: tuple[int, int]) -> dict[str, Any]:
+        """Return the values that templates may name for an action; a value is None if the action lacks it."""
         action = within(action, size)
         values = action.model_dump(mode="json")
         values.setdefault("modifiers", [])
@@ -259,8 +260,8 @@ class Templates:
                     "dy_px": dy * self.notch_px,
                 }
                 across = abs(dx) > abs(dy)
-                ahead = (dx if across else dy) > 0
-                values["direction"] = (("left", "right") if across else ("up", "down"))[ahead]
+                is_positive = (dx if across else dy) > 0
+                values["direction"] = (("left", "right") if across else ("up", "down"))[is_positive]
                 values["amount"] = max(abs(dx), abs(dy))
             case KeyPress(keys=keys):
                 values["keys"] = [self._key(key) for key in keys]
@@ -273,8 +274,10 @@ class Templates:
                 values["modifiers"] = [self._key(key) for key in values["modifiers"]]
         if action.kind != "drag" and "x" in VALUES[action.kind]:
             x, y = values.get("x"), values.get("y")
-            placed = _point(x, y, size, "") if isinstance(x, int) and isinstance(y, int) else None
-            values |= placed or dict.fromkeys(_POINT)
+            point_values = (
+                _point(x, y, size, "") if isinstance(x, int) and isinstance(y, int) else None
+            )
+            values |= point_values or dict.fromkeys(_POINT)
         return values
 
     def _key(self, key: str) -> str:
@@ -316,6 +319,7 @@ def _value_names(template: Template, where: str = "") -> Iterator[str]:
 
 
 def _check_calls(table: Mapping[str, Template], where: str) -> None:
+    """Raise TaskError if a `$call` or `$calls` is malformed, or has something beside it."""
     for key, value in table.items():
         if not key.startswith("$"):
             continue
@@ -327,16 +331,17 @@ def _check_calls(table: Mapping[str, Template], where: str) -> None:
                 raise TaskError(f'{where}: {key} is a list such as ["mouse_click", "$x", "$y"]')
 
 
-def _filled(template: Template, values: Mapping[str, Any]) -> Any:
+def _fill(template: Template, values: Mapping[str, Any]) -> Any:
+    """Return the payload that a template stands for."""
     match template:
         case {"$call": call}:
             return _call(call, values)
         case {"$calls": calls}:
             return "\n".join(_call(call, values) for call in calls)
         case dict():
-            return {key: _filled(value, values) for key, value in template.items()}
+            return {key: _fill(value, values) for key, value in template.items()}
         case list():
-            return [_filled(value, values) for value in template]
+            return [_fill(value, values) for value in template]
         case str() if template.startswith("$$"):
             return template[1:]
         case str() if template.startswith("$"):
@@ -347,7 +352,7 @@ def _filled(template: Template, values: Mapping[str, Any]) -> Any:
 
 def _call(call: list[Any], values: Mapping[str, Any]) -> str:
     """Return a call as text, `name(literal, ...)`. A text argument is quoted, whatever it contains."""
-    return f"{call[0]}({', '.join(repr(_filled(argument, values)) for argument in call[1:])})"
+    return f"{call[0]}({', '.join(repr(_fill(argument, values)) for argument in call[1:])})"
 
 
 def _point(x: int, y: int, size: tuple[int, int], suffix: str) -> dict[str, Any]:

@@ -51,9 +51,8 @@ class Reply:
     observation: Mapping[str, Any]
     reward: float | None
     is_done: bool
-    pixels: (
-        CutNumbers | None
-    )  # the screenshot, if it is a list of numbers, which is read separately
+    pixels: CutNumbers | None
+    """The screenshot, if it is a list of numbers, which is read separately."""
 
 
 class Session:
@@ -87,13 +86,13 @@ class Session:
         except TimeoutError as error:
             raise EnvError(f"{self._where(kind)}: no answer in {deadline_s:g} s") from error
         except exceptions.ConnectionClosed as error:
-            raise self._closed(kind, error) from error
+            raise self._closing_error(kind, error) from error
         except (OSError, exceptions.WebSocketException) as error:
             raise ClosedError(f"{self._where(kind)}: {first_line(error)}") from error
         return self._read(kind, raw if isinstance(raw, bytes) else raw.encode())
 
     def close(self) -> None:
-        """End the session; send `close` if that takes no time."""
+        """Send `close` to the server and close the connection; errors of both are ignored."""
         with contextlib.suppress(Exception):
             self._websocket.send('{"type": "close"}')
         with contextlib.suppress(Exception):
@@ -131,9 +130,9 @@ class Session:
             self._lifetime.close()
             if isinstance(error, ssl.SSLError):
                 raise EnvError(f"{where}: TLS failed: {first_line(error)}") from error
-            raise self._refused(where, error) from error
+            raise self._handshake_error(where, error) from error
 
-    def _refused(self, where: str, error: BaseException) -> BaseException:
+    def _handshake_error(self, where: str, error: BaseException) -> BaseException:
         """Return the error to raise for a handshake that failed."""
         exceptions = import_websockets().exceptions
         if isinstance(error, TimeoutError):
@@ -152,7 +151,8 @@ class Session:
             return UnreachableError(f"{where}: no WebSocket there ({first_line(error)})")
         return error
 
-    def _closed(self, kind: str, error: Any) -> EnvError:
+    def _closing_error(self, kind: str, error: Any) -> EnvError:
+        """Return the error to raise for a connection that was closed."""
         if error.sent is not None and error.sent.code == 1009:
             return EnvError(
                 f"{self._where(kind)}: the answer has more than {self._reply_mb:g} MiB; "
@@ -161,6 +161,7 @@ class Session:
         return ClosedError(f"{self._where(kind)}: the server closed the connection")
 
     def _read(self, kind: str, raw: bytes) -> Reply:
+        """Return the reply in a message of the server. Raises EnvError for an error or another message."""
         pixels = cut_numbers(raw, self._numbers) if self._numbers else None
         try:
             message = json.loads(raw if pixels is None else pixels.rest)

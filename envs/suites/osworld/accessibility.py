@@ -29,13 +29,13 @@ def outline_of(xml: str) -> str:
 
     Raises EnvError for other XML.
     """
-    return outline(_widgets_on_screen(_parsed(xml)))
+    return outline(_widgets_on_screen(_parse(xml)))
 
 
 def widgets_of(xml: str) -> list[dict[str, Any]]:
     """Return all widgets, depth first, with their states. Raises EnvError for other XML."""
     widgets: list[dict[str, Any]] = []
-    waiting = [(_parsed(xml), 0)]
+    waiting = [(_parse(xml), 0)]
     while waiting:
         element, depth = waiting.pop()
         widgets.append(_widget(element, depth))
@@ -43,7 +43,8 @@ def widgets_of(xml: str) -> list[dict[str, Any]]:
     return in_place(widgets)
 
 
-def _parsed(xml: str) -> ET.Element:
+def _parse(xml: str) -> ET.Element:
+    """Return the root of the tree. Raises EnvError for a text that is not such a tree."""
     if "<!DOCTYPE" in xml or "<!ENTITY" in xml:  # a guest is not trusted: entities may expand
         raise EnvError("the guest's accessibility tree has a document type, which no server writes")
     try:
@@ -78,8 +79,8 @@ def _widgets_on_screen(root: ET.Element) -> Iterator[Widget]:
 def _box(element: ET.Element) -> tuple[int, int, int, int] | None:
     """Return (left, top, width, height); None if the widget is not on the screen."""
     names = {name: name.rpartition("}")[2] for name in element.attrib if "component" in name}
-    placed = {short: element.attrib[name] for name, short in names.items()}
-    place, size = _pair(placed.get("screencoord")), _pair(placed.get("size"))
+    values = {short: element.attrib[name] for name, short in names.items()}
+    place, size = _pair(values.get("screencoord")), _pair(values.get("size"))
     return None if place is None or size is None else (*place, *size)
 
 

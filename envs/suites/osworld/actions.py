@@ -21,7 +21,7 @@ STRIDE = 5  # pixels between the moves of a drag
 TEXT_CHUNK = 2000
 """Most characters of a text in one command: they take about 20 s, and the server gives up after 120 s."""
 
-_NAMED = frozenset(
+_NAMED_KEYS = frozenset(
     "enter tab escape backspace delete insert home left up right down pageup pagedown end space shift ctrl "
     "capslock alt meta menu printscreen pause numlock".split()
 ) | {f"f{n}" for n in range(1, 25)}
@@ -33,7 +33,7 @@ class GuestWriter:
 
     def __init__(self) -> None:
         self._machine = InputMachine(
-            STRIDE, lambda key: len(key) == 1 or key in _NAMED, adds_shift=True
+            STRIDE, lambda key: len(key) == 1 or key in _NAMED_KEYS, adds_shift=True
         )
 
     @property

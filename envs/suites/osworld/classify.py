@@ -2,7 +2,7 @@
 
 TaskNeeds        the needs of one task
 needs_of         reads a task file and returns its needs
-classified       returns the needs of a suite's tasks, and counts of them
+classified       returns the needs of all tasks of a suite, with counts
 refuse_lacking   raises an error if OSWorld's package lacks a function that task files name, before any
                  episode
 """
@@ -48,7 +48,7 @@ class TaskNeeds:
 
     @property
     def kind(self) -> str:
-        """The first of these needs that the task has."""
+        """The group of the task in reports: the first of the cases below that holds."""
         if self.accounts:
             return "needs an account"
         if self.evaluated_by == "infeasible":
@@ -61,7 +61,7 @@ class TaskNeeds:
 
 
 def needs_of(file: TaskFile) -> TaskNeeds:
-    """Return what a task file needs."""
+    """Return the needs of the task in a file."""
     evaluator = file.evaluator
     steps = [*file.config, *evaluator.postconfig]
     getters = [
@@ -85,7 +85,7 @@ def needs_of(file: TaskFile) -> TaskNeeds:
         functions=()
         if evaluated_by != "desktop-env"
         else _unique(check.func for check in evaluator.checks if not is_native(check)),
-        accounts=tuple(name for name, of in accounts.items() if set(of) & set(kinds)),
+        accounts=tuple(name for name, types in accounts.items() if set(types) & set(kinds)),
         proxy=bool(file.extra.get("proxy")),
         fetches=_unique(_hosts(_urls_to_fetch(steps, getters))),
         visits=_unique(
@@ -178,7 +178,10 @@ def installed_parts(python: str, checkout: Path | None) -> Mapping[str, Any]:
 
 
 def refuse_lacking(files: Mapping[str, TaskFile], python: str, checkout: Path | None) -> None:
-    """Raise MissingPartError if `files` (by task id) name a function, step or file that does not exist."""
+    """Raise MissingPartError if OSWorld's package or checkout lacks what `files` (by task id) name.
+
+    These are functions, getters, set-up steps and files.
+    """
     parts = installed_parts(python, checkout)
     lacking = {task_id: list(_lacking(file, parts, checkout)) for task_id, file in files.items()}
     lacking = {task_id: needs for task_id, needs in lacking.items() if needs}

@@ -65,7 +65,8 @@ _in_use: set[str] = set()
 _left_behind: set[str] = set()
 """Names of this process's containers that could not be removed."""
 _sweeping = threading.Lock()
-_swept = -math.inf
+_last_sweep = -math.inf
+"""time.monotonic() of the last sweep of this process."""
 
 
 class _StartError(EnvError):
@@ -129,7 +130,10 @@ class ContainerProvider:
     def __init__(
         self, machine: Machine, gate: BootGate | None = None, turn_s: float = 1800.0
     ) -> None:
-        """Set the `gate`, if any, where a boot waits for its turn as long as others begin within `turn_s`."""
+        """Prepare to make containers of `machine`.
+
+        At a `gate`, a boot waits for its turn, and gives up once no other boot began for `turn_s`.
+        """
         self._machine = machine
         self._gate, self._turn_s = gate, turn_s
         self._client: Any = None
@@ -171,6 +175,7 @@ class ContainerProvider:
         return False
 
     def _start(self, recipe: dict[str, Any]) -> None:
+        """Make and start the container. Raises _StartError."""
         try:
             with _engine_errors("start a container"):
                 # The container is assigned before it is started, so that it is removed in any case.
@@ -211,11 +216,13 @@ class ContainerProvider:
         raise EnvError(f"container {self._name} gave no screenshot in {self._machine.boot_s:g} s")
 
     def _exit_report(self) -> str:
+        """Return the message for a container that exits before its guest is ready."""
         output = self._container.logs(tail=1).decode("utf-8", "replace").strip() or "none"
         status = self._container.status
         return f"container {self._name} is {status} before its guest was ready; its last output: {output}"
 
     def _remove(self) -> None:
+        """Remove the container, if there is one."""
         container, self._container = self._container, None
         if container is not None and not _remove(container):
             _left_behind.add(self._name)
@@ -229,15 +236,15 @@ def _sweep(client: Any) -> None:
     If a container of this process could not be removed, this sweeps at once. Other slots do not wait for a
     sweep.
     """
-    global _swept  # noqa: PLW0603 - of the process
+    global _last_sweep  # noqa: PLW0603 - of the process
     if not _sweeping.acquire(blocking=False):
         return
     try:
         now = time.monotonic()
-        if _left_behind or now > _swept + SWEEP_S:
+        if _left_behind or now > _last_sweep + SWEEP_S:
             _left_behind.clear()
             remove_stale(client)
-            _swept = now
+            _last_sweep = now
     finally:
         _sweeping.release()
 
@@ -245,8 +252,8 @@ def _sweep(client: Any) -> None:
 def remove_stale(client: Any) -> int:
     """Remove dart's containers that no process uses any more, and return how many there were.
 
-    These are containers whose makers died on this host, and those of this process that could not be removed
-    before.
+    These are containers whose makers died on this host, and containers of this process that could not be
+    removed before.
     """
     count = 0
     with _engine_errors("list containers"):
@@ -276,14 +283,15 @@ def left_behind(client: Any) -> list[str]:
 
 def _address(container: Any) -> Address:
     """Return the address at which the engine has published the ports of a container that runs."""
-    published = container.attrs["NetworkSettings"]["Ports"]
-    ports = {port: int(published[f"{port}/tcp"][0]["HostPort"]) for port in _PORTS}
-    host = published[f"{SERVER_PORT}/tcp"][0]["HostIp"]
+    bindings = container.attrs["NetworkSettings"]["Ports"]
+    ports = {port: int(bindings[f"{port}/tcp"][0]["HostPort"]) for port in _PORTS}
+    host = bindings[f"{SERVER_PORT}/tcp"][0]["HostIp"]
     host = "127.0.0.1" if host in ("", "0.0.0.0") else host  # noqa: S104 - read, not bound
     return Address(host, ports[SERVER_PORT], ports[CHROMIUM_PORT], ports[VLC_PORT])
 
 
 def _recipe(machine: Machine) -> dict[str, Any]:
+    """Return the arguments with which the engine makes a container."""
     kvm = Path("/dev/kvm").exists()
     if not kvm:
         logger.warning("no /dev/kvm: the guest is emulated, which is many times slower")
@@ -367,7 +375,7 @@ def _import_docker() -> ModuleType:
 
 @contextmanager
 def _engine_errors(what: str) -> Iterator[None]:
-    """Turn any error of the engine's client into an EnvError that names `what` was tried."""
+    """Turn any error of the engine's client into an EnvError that names `what` dart tried."""
     docker = _import_docker()
     try:
         yield

@@ -28,7 +28,7 @@ from envs.contract.queueing import queueing
 
 logger = logging.getLogger(__name__)
 
-FETCH_S = 300.0  # for one file, all tries together
+FETCH_S = 300.0  # limit for one file, all tries together
 TRIES = 3  # as in OSWorld
 AGAIN_S = 1.0  # pause between two tries
 ANSWER_S = 60.0  # longest silence of the web server
@@ -124,7 +124,7 @@ def _read(path: Path) -> bytes | None:
 
 @contextmanager
 def _only_one(lock: Path, deadline_s: float) -> Iterator[None]:
-    """Hold `lock` against other threads and processes; go on without it after `deadline_s`."""
+    """Hold the lock file against other threads and processes; go on without it after `deadline_s`."""
     descriptor = _try_lock(lock)
     if descriptor is None:
         with queueing("a file that another slot fetches", deadline_s) as place:
@@ -154,7 +154,7 @@ def _try_lock(lock: Path) -> int | None:
 def _fetch(url: str) -> bytes:
     """Return the contents of the file at `url`, after at most TRIES tries. Raises EnvError."""
     until = time.monotonic() + FETCH_S
-    for left in reversed(range(TRIES)):
+    for tries_left in reversed(range(TRIES)):
         try:
             return _fetch_once(url, until)
         except (OSError, HTTPException, ValueError) as error:
@@ -163,7 +163,7 @@ def _fetch(url: str) -> bytes:
                 and error.code < 500
                 and error.code not in _LATER
             )
-            if is_final or not left or time.monotonic() + AGAIN_S > until:
+            if is_final or not tries_left or time.monotonic() + AGAIN_S > until:
                 raise EnvError(f"cannot fetch {url}: {error}") from error
             logger.warning("%s: %s; trying again", url, error)
         time.sleep(AGAIN_S)

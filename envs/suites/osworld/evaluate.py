@@ -1,7 +1,7 @@
 """Evaluates a guest's state by the evaluator of its task file.
 
-    is_native         returns whether a check needs no package of OSWorld
-    foreign           returns whether any check of an evaluator needs it
+    is_native         returns whether a check is performed here, without OSWorld's package
+    foreign           returns whether any check of an evaluator needs OSWorld's package
     fetch_references  fetches the files that an evaluation will need, before the episode begins
     evaluate          returns the verdict; any failure raises EnvError, and the episode is invalid
     refuse_solved     raises EnvError if the task is solved at reset
@@ -140,7 +140,8 @@ def _score(check: Check, guest: Guest, context: EpisodeContext, absent: list[str
 
 
 def _foreign_score(check: Check, guest: Guest, context: EpisodeContext, absent: list[str]) -> float:
-    missing, file_count = _missing(check.result, guest, context.folder)
+    """Return the score of one check by OSWorld's own function; otherwise as `_score`."""
+    missing, file_count = _missing_files(check.result, guest, context.folder)
     if missing and len(missing) == file_count:
         absent += missing
         return 0.0
@@ -154,15 +155,16 @@ def _foreign_score(check: Check, guest: Guest, context: EpisodeContext, absent: 
         return 0.0
 
 
-def _missing(result: Getter | None, guest: Guest, folder: Path) -> tuple[list[str], int]:
-    """Return (messages, file_count): which files of the policy's result are missing, and how many it has."""
+def _missing_files(result: Getter | None, guest: Guest, folder: Path) -> tuple[list[str], int]:
+    """Return (messages, file_count): a message for each missing file of a result, and how many it has."""
     if result is None or result.type not in ("vm_file", "cache_file"):
         return [], 0
-    paths = _listed(result, "path")
+    paths = _texts_of(result, "path")
     if result.type == "cache_file":  # output of a command of `postconfig`
         absent = [path for path in paths if not (folder / path).exists()]
         return [f"no output of a command was saved as {path}" for path in absent], len(paths)
-    numbers = result.parameters.get("gives", [0])  # OSWorld's metric gets these of `paths`
+    # OSWorld's metric gets only the files at these places of `paths`.
+    numbers = result.parameters.get("gives", [0])
     paths = [path for number, path in enumerate(paths) if number in numbers]
     absent = [path for path in paths if not guest.has_file(path)]
     return [f"the guest has no file {path}" for path in absent], len(paths)
@@ -172,18 +174,19 @@ def _references(check: Check) -> Iterator[tuple[str, str]]:
     """Yield (url, name) of each file that OSWorld's get_cloud_file would fetch for a check."""
     for getter in (check.result, check.expected):
         if getter is not None and getter.type == "cloud_file":
-            yield from zip(_listed(getter, "path"), _listed(getter, "dest"), strict=False)
+            yield from zip(_texts_of(getter, "path"), _texts_of(getter, "dest"), strict=False)
 
 
 def _place_references(check: Check, context: EpisodeContext) -> Path:
-    """Copy the references to where get_cloud_file looks before it fetches, and return that folder.
+    """Copy the references into the folder where get_cloud_file looks before it fetches; return the folder.
 
     It is the episode's folder, where a test suite finds the modules that it tests. If a result has the name
-    of a reference, it is another folder, since OSWorld's getter would compare the result with itself.
+    of a reference, a separate folder is used, since otherwise OSWorld's getter would compare the result with
+    itself.
     """
     names = [name for _, name in _references(check)]
     result = check.result
-    results = [] if result is None or result.type == "cloud_file" else _listed(result, "dest")
+    results = [] if result is None or result.type == "cloud_file" else _texts_of(result, "dest")
     folder = context.folder / "references" if set(names) & set(results) else context.folder
     for url, name in _references(check):
         path = (folder / name).resolve()
@@ -200,7 +203,7 @@ def _reference_path(url: str, folder: Path) -> Path:
     return folder / ".references" / content_hash(url.encode())
 
 
-def _listed(getter: Getter, key: str) -> list[str]:
+def _texts_of(getter: Getter, key: str) -> list[str]:
     """Return a parameter as a list of texts. It is a list if the getter has `multi`, else one text."""
     value = getter.parameters.get(key, [])
     return [str(item) for item in value] if isinstance(value, list) else [str(value)]

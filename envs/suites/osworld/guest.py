@@ -7,7 +7,7 @@
     UnreachableError   there is no server at the address
     DisplayFullError   the guest's X display takes no more clients
 
-The routes are those of desktop_env/server/main.py of OSWorld. A guest is not trusted: redirects are not
+The routes are defined in desktop_env/server/main.py of OSWorld. A guest is not trusted: redirects are not
 followed, answers are bounded, and an answer of another form raises EnvError.
 """
 
@@ -124,11 +124,11 @@ class Guest:
     # --- the screen ---
 
     def screenshot(self, *, deadline_s: float | None = None) -> bytes:
-        """Return the screen as PNG, with the pointer. Raises DisplayFullError where X refuses clients."""
+        """Return the screen as PNG, with the pointer. Raises DisplayFullError if X refuses more clients."""
         status, body = self._send("GET", "/screenshot", deadline_s=deadline_s)
         if status == 500:
             self._check_display()
-        image = self._checked("/screenshot", status, body)
+        image = self._body_if_ok("/screenshot", status, body)
         if not image.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")):
             raise EnvError(f"{self._where('/screenshot')} is not an image: {_excerpt(image)}")
         return image
@@ -187,7 +187,7 @@ class Guest:
         status, body = self._send("POST", "/file", fields={"file_path": path})
         if status == 404:
             return None
-        return self._checked("/file", status, body)
+        return self._body_if_ok("/file", status, body)
 
     def has_file(self, path: str) -> bool:
         """Return True if the server can read a file at `path`, without a transfer of its contents.
@@ -201,7 +201,7 @@ class Guest:
             response.close()  # the rest of the file stays unread
         if status in (404, 500):
             return False
-        self._checked("/file", status, body)
+        self._body_if_ok("/file", status, body)
         return True
 
     def upload(self, path: str, data: bytes, *, deadline_s: float = 600.0) -> None:
@@ -211,7 +211,7 @@ class Guest:
         status, body = self._send(
             "POST", "/setup/upload", fields=fields, multipart=True, deadline_s=deadline_s
         )
-        self._checked("/setup/upload", status, body)
+        self._body_if_ok("/setup/upload", status, body)
 
     def list_directory(self, path: str) -> dict[str, Any]:
         """Return a folder's tree, with the keys `type`, `name` and `children`."""
@@ -273,6 +273,7 @@ class Guest:
     # --- one call ---
 
     def _json(self, method: str, route: str, **more: Any) -> Any:
+        """Send a request and return the JSON value of the answer."""
         body = self._ask(method, route, **more)
         try:
             return json.loads(body)
@@ -280,9 +281,11 @@ class Guest:
             raise EnvError(f"{self._where(route)} is not JSON: {_excerpt(body)}") from None
 
     def _ask(self, method: str, route: str, **more: Any) -> bytes:
-        return self._checked(route, *self._send(method, route, **more))
+        """Send a request and return the answer."""
+        return self._body_if_ok(route, *self._send(method, route, **more))
 
-    def _checked(self, route: str, status: int, body: bytes) -> bytes:
+    def _body_if_ok(self, route: str, status: int, body: bytes) -> bytes:
+        """Return the answer. Raises RefusalError for a status other than 200."""
         if status != 200:
             raise RefusalError(f"{self._where(route)} answers {status}: {_excerpt(body)}")
         return body
@@ -332,9 +335,8 @@ class Guest:
                 yield response
             finally:
                 response.release_conn()
-        except (
-            urllib3.exceptions.NewConnectionError
-        ) as error:  # a subclass of TimeoutError in urllib3
+        # This error comes first, since it is a subclass of urllib3's TimeoutError.
+        except urllib3.exceptions.NewConnectionError as error:
             why = error.__cause__ or error
             raise UnreachableError(
                 f"{self._where(route)}: no server answers there ({first_line(why)}); start the guest's "

@@ -147,9 +147,8 @@ class GuestInputController:
         ]
         if not spare:
             raise SystemExit("the keyboard map has no spare key")
-        time.sleep(
-            REMAPPED_S
-        )  # until applications have handled earlier keystrokes with the old map
+        # Applications must handle earlier keystrokes with the old map.
+        time.sleep(REMAPPED_S)
         for row, symbol in zip(spare, missing, strict=False):
             self.screen.change_keyboard_mapping(self.first + row, [[symbol] * len(rows[row])])
         self.screen.sync()

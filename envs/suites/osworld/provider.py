@@ -1,8 +1,8 @@
 """Provides guests, and limits how many of them boot at once.
 
 Provider       the protocol of what provides an environment with a guest in its initial state
-UrlProvider    a provider of a guest server that runs already, one per slot (container.py has the other
-               provider)
+UrlProvider    the provider of guests that run already, one for each slot; container.py has the provider of
+               guests in containers
 Restart        a command that restarts such a guest
 BootGate       gives turns to boot: a boot needs all cores of its machine, a guest that plays needs hardly
                any; the threads and processes of a user on a host share it
@@ -132,7 +132,7 @@ BOOT_SHARE = 0.5
 
 
 def boots_at_once(cores: int, cpus: int) -> int:
-    """Return how many machines of `cpus` cores boot at once on a host of `cores` (at least one).
+    """Return how many machines of `cpus` cores boot at once on a host of `cores`, at least one.
 
     For example, 12 machines of 4 cores boot at once on a host of 100.
     """
@@ -200,6 +200,7 @@ class BootGate:
             os.close(queue)
 
     def _wait_at(self, queue: int, place: int, waiting: QueuePlace, patience_s: float) -> int:
+        """Wait at a place of the queue for a turn, and return its file descriptor. Raises EnvError."""
         last_times = self._turn_times()
         while True:
             is_far = self._is_far(queue, place)

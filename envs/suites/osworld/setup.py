@@ -111,11 +111,13 @@ def _execute(
     shell: bool = False,
     until: Mapping[str, Any] | None = None,
 ) -> None:
-    filled = _filled(command, context)
+    final_command = _fill(command, context)
     deadline, refusals = time.monotonic() + STEP_DEADLINE_S, 0
     while time.monotonic() < deadline:
         try:
-            result = guest.execute(filled, shell=shell, deadline_s=150, route="/setup/execute")
+            result = guest.execute(
+                final_command, shell=shell, deadline_s=150, route="/setup/execute"
+            )
         except RefusalError:
             refusals += 1
             if not until or refusals == MOST_REFUSALS:
@@ -156,6 +158,8 @@ def _sleep(_: Guest, __: EpisodeContext, *, seconds: float) -> None:
 
 
 def _window(step: str) -> Callable[..., None]:
+    """Return the function of a step that acts on a window, e.g. `close_window`."""
+
     def perform(
         guest: Guest,
         _: EpisodeContext,
@@ -189,10 +193,10 @@ STEPS: Mapping[str, Callable[..., None]] = {
 }
 
 
-def _filled(command: str | Sequence[str], context: EpisodeContext) -> str | list[str]:
+def _fill(command: str | Sequence[str], context: EpisodeContext) -> str | list[str]:
     """Return the command with OSWorld's placeholders replaced: password and screen size."""
     if not isinstance(command, str):
-        return [str(_filled(str(part), context)) for part in command]
+        return [str(_fill(str(part), context)) for part in command]
     width, height = context.screen
     values = {
         "CLIENT_PASSWORD": context.password,
@@ -207,7 +211,7 @@ def _filled(command: str | Sequence[str], context: EpisodeContext) -> str | list
 
 
 def _holds(until: Mapping[str, Any], result: Executed) -> bool:
-    """Return True if one of the conditions holds, or there is none."""
+    """Return True if one of the conditions in `until` holds, or there is none."""
     return (
         not until
         or ("returncode" in until and result.returncode == until["returncode"])

@@ -54,8 +54,8 @@ class OsworldSuite:
     """The task files of one folder, which are played in OSWorld's guests.
 
     OSWorld's own tasks are not shipped: name their folder in a module, `suite =
-    OsworldSuite("OSWorld/evaluation_examples/examples", name="my")`. `only` are the tasks that the suite has,
-    and `heldout` the tasks that are never trained on: ids, or a JSON file of ids such as OSWorld's
+    OsworldSuite("OSWorld/evaluation_examples/examples", name="my")`. `only` limits the suite to some tasks,
+    and the tasks of `heldout` are never trained on; both are ids, or a JSON file of ids such as OSWorld's
     test_nogdrive.json.
     """
 
@@ -199,20 +199,20 @@ class OsworldSuite:
                 check_machine(client, Machine(Path(vm or "Ubuntu.qcow2").expanduser(), image))
             finally:
                 client.close()
-        needing = {
+        foreign_files = {
             task_id: file
             for task_id, file in self._files.items()
             if (tasks is None or task_id in tasks) and needs_osworld_package(file)
         }
-        if not needing:
+        if not foreign_files:
             return
         python = find_python(evaluator_python)
         if not python:
             raise MissingPartError(
-                f"{len(needing)} tasks, {next(iter(needing))} among them, need OSWorld's evaluators "
+                f"{len(foreign_files)} tasks, {next(iter(foreign_files))} among them, need OSWorld's evaluators "
                 f"(package desktop-env): {FIX}"
             )
-        refuse_lacking(needing, python, self._checkout(checkout))
+        refuse_lacking(foreign_files, python, self._checkout(checkout))
 
     def _checkout(self, option: str) -> Path | None:
         """Return the folder of OSWorld that the option names, or that contains the task files."""
@@ -236,4 +236,5 @@ class OsworldFolder(OsworldSuite):
 
 
 def _ids(ids_or_file: str | Path | Collection[str]) -> Collection[str]:
+    """Return ids, read from their file if a path is given. Raises TaskError."""
     return read_ids(Path(ids_or_file)) if isinstance(ids_or_file, str | Path) else ids_or_file

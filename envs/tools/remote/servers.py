@@ -100,9 +100,8 @@ class Access:
     """The credentials of requests: a bearer token, and the certificate authority."""
 
     token: str = field(default="", repr=False)  # bearer token; empty: none
-    ca_file: str = (
-        ""  # certificate of the authority that signed those of the servers; empty: the system's
-    )
+    ca_file: str = ""
+    """The certificate of the authority that signed the servers' certificates; empty: the system's."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -162,12 +161,14 @@ class SharedServers:
         # Slots in separate processes do not share this object, so each process begins at another address.
         begin = os.getpid() % len(addresses)
         self._used = dict.fromkeys((*addresses[begin:], *addresses[:begin]), 0)
-        self._failed: dict[Address, float] = dict.fromkeys(
-            addresses, 0.0
-        )  # time of the last failure
+        # Address -> time.monotonic() of its last failure; 0.0 if there was none.
+        self._failed: dict[Address, float] = dict.fromkeys(addresses, 0.0)
 
     def in_order(self) -> list[Address]:
-        """Return the addresses to try in order: the least used first; of equals, the last failed last."""
+        """Return the addresses in the order in which to try them: the least used first.
+
+        Of addresses with the same number of slots, the one that failed last is the last.
+        """
         with self._lock:
             return sorted(
                 self._used, key=lambda address: (self._used[address], self._failed[address])

@@ -40,7 +40,7 @@ from dart_cli.train.process import run
 from dart_cli.weights.file import load
 from dart_cli.weights.manifest import newest_version
 from tests.simulated import QUICK
-from tests.train.parts import Data, Held, another_run, final_weights, serving, versions
+from tests.train.parts import Data, TensorsInMemory, another_run, final_weights, serving, versions
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
@@ -98,10 +98,10 @@ def test_each_update_has_weights_of_its_own_which_a_checkpoint_brings_back() -> 
         seen.append({name: value.clone() for name, value in learner.model.weights().items()})
     assert len({int(value) for held in seen for value in held.values()}) == 3
     other = TimedLearner(Times())
-    other.restore(Held(seen[1]))
+    other.restore(TensorsInMemory(seen[1]))
     assert other.model.weights() == seen[1]
     with pytest.raises(ValueError, match="has none"):
-        other.restore(Held({"w": torch.ones(1)}))
+        other.restore(TensorsInMemory({"w": torch.ones(1)}))
 
 
 async def test_a_run_publishes_real_sets_and_resumes_from_real_checkpoints(timed: Config) -> None:

@@ -19,7 +19,7 @@ from dart_cli.data.exchange.transfer import (
 )
 from dart_cli.policy.loader import load_policy
 from envs.contract.blobs import content_hash
-from tests.altered import altered
+from tests.copies import copy_with
 from tests.data.exchange.parts import step, trajectory, written
 
 
@@ -54,12 +54,12 @@ def test_tokens_that_the_model_cannot_take_are_refused(tmp_path: Path, config: C
         with pytest.raises(ExchangeError, match="column prompt_token_ids"):
             import_folder(config, written(tmp_path / name, wrong))
     for name, ids in (("g", [9, 1]), ("h", [9, 4]), ("i", [9, facts.image_token])):
-        wrong = replace(fits, steps=[altered(fits.steps[0], token_ids=ids)])
+        wrong = replace(fits, steps=[copy_with(fits.steps[0], token_ids=ids)])
         with pytest.raises(ExchangeError, match=r"column token_ids: .* no policy samples"):
             import_folder(config, written(tmp_path / name, wrong))
     pointer = {"token_ids": [9, 5, 6, 7], "patches": [-1, -1, -1, 1], "entropies": []}
     pointer["behaviour_logprobs"] = [-0.5, -0.5, 0.0, -0.5]
-    wrong = replace(fits, steps=[altered(fits.steps[0], **pointer)])
+    wrong = replace(fits, steps=[copy_with(fits.steps[0], **pointer)])
     with pytest.raises(ExchangeError, match=r"column patches: .* of a policy with"):
         import_folder(config, written(tmp_path / "k", wrong))
     apart = one_screen((56, 28))

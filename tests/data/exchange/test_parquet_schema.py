@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bus.errors import MissingPartError
 from dart_cli.data.exchange.parquet_read import read_folder
 from dart_cli.data.exchange.parquet_schema import Trajectory, content_id
-from tests.altered import altered
+from tests.copies import copy_with
 from tests.data.exchange.parts import trajectory, written
 
 _logprobs = st.floats(max_value=0.0, allow_nan=False, allow_infinity=False)
@@ -34,7 +34,7 @@ def any_trajectory(draw: st.DrawFn) -> Trajectory:
         tokens = draw(st.lists(_ids, min_size=1, max_size=5))
         count = len(tokens)
         rows.append(
-            altered(
+            copy_with(
                 row,
                 prompt_token_ids=draw(st.lists(_ids, min_size=1, max_size=9)),
                 token_ids=tokens,
@@ -76,7 +76,9 @@ POINTER = {
 def test_patches_return_and_are_part_of_the_content(tmp_path: Path) -> None:
     plain = trajectory()
     pointing = [
-        replace(plain, steps=[altered(plain.steps[0], **POINTER, patches=patches), plain.steps[1]])
+        replace(
+            plain, steps=[copy_with(plain.steps[0], **POINTER, patches=patches), plain.steps[1]]
+        )
         for patches in ([-1, -1, -1, 4], [-1, -1, -1, 3])
     ]
     [back] = read_folder(written(tmp_path / "out", pointing[0]))
@@ -96,8 +98,8 @@ def test_what_differs_in_content_has_another_id_and_what_does_not_has_the_same()
     one = trajectory()
     others = [
         replace(one, task_seed=8),
-        replace(one, steps=[altered(one.steps[0], token_ids=[9, 7]), one.steps[1]]),
-        replace(one, steps=[altered(one.steps[0], behaviour_logprobs=[]), one.steps[1]]),
+        replace(one, steps=[copy_with(one.steps[0], token_ids=[9, 7]), one.steps[1]]),
+        replace(one, steps=[copy_with(one.steps[0], behaviour_logprobs=[]), one.steps[1]]),
         replace(one, steps=one.steps[:1]),
     ]
     assert len({content_id(each) for each in [one, *others]}) == 5

@@ -26,7 +26,7 @@ from dart_cli.data.exchange.transfer import (
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.data.store.rows import PlannedSample
 from dart_cli.data.store.writer import Store
-from tests.altered import altered
+from tests.copies import copy_with
 from tests.data.exchange.parts import trajectory, written
 from tests.data.parts import DRAG, make_ledger, play_group, small_config
 
@@ -157,7 +157,7 @@ def test_what_was_exported_is_what_the_run_holds(tmp_path: Path, config: Config)
 def test_patches_go_from_run_to_run_and_into_batches(tmp_path: Path, config: Config) -> None:
     """Those of another run's success are trained on like its tokens; heat maps stay where they were."""
     one = trajectory(steps=1)
-    sent = replace(one, steps=[altered(one.steps[0], **vars(DRAG) | {"behaviour_logprobs": []})])
+    sent = replace(one, steps=[copy_with(one.steps[0], **vars(DRAG) | {"behaviour_logprobs": []})])
     pointing = config.model_copy(update={"policy": PolicyConfig(pointing="pointer")})
     assert import_folder(pointing, written(tmp_path / "a", sent)).joined == 1
     with open_reader(pointing.run.dir) as reader:

@@ -1,4 +1,4 @@
-"""Writes GUI actions as those of a cua-bench worker, without input or output.
+"""Writes GUI actions as actions of a cua-bench worker, without input or output.
 
 A worker has clicks, drags, moves, vertical scrolling, typing, keys and waiting (`cua_bench/types.py`), in
 pixels of the screenshot. An action without a counterpart does nothing.

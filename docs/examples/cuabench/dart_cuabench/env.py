@@ -118,7 +118,7 @@ class CuabenchEnv:
         retry = Retry(self._limits.connect_s)
         while True:
             try:
-                client = self._connected()
+                client = self._connect()
                 return client.call("POST", "/reset", body, deadline_s=self._limits.reset_s)
             except UnreachableError as error:
                 self._leave(worked=False)  # another worker may be up
@@ -140,7 +140,7 @@ class CuabenchEnv:
     def _send(self, payload: Payload, deadline_s: float) -> Observation:
         """Send one action to the worker and return the screen after it. Raises EnvError."""
         try:
-            answer = self._connected().call(
+            answer = self._connect().call(
                 "POST",
                 "/step",
                 {"action": payload, "env_id": self._env_id},
@@ -161,7 +161,8 @@ class CuabenchEnv:
             self._verdict = _verdict_of(reward)
         return screen
 
-    def _connected(self) -> JsonClient:
+    def _connect(self) -> JsonClient:
+        """Return the client of the environment's worker; take a worker first if there is none."""
         if self._client is None:
             self._address = self._servers.take()
             self._client = JsonClient(
@@ -170,7 +171,7 @@ class CuabenchEnv:
         return self._client
 
     def _leave(self, *, worked: bool = True) -> None:
-        """End the episode and release the worker."""
+        """End the episode and release the worker. One that has not `worked` is tried last from now on."""
         client, self._client = self._client, None
         address, self._address = self._address, None
         env_id, self._env_id = self._env_id, None

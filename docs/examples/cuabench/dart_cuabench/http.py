@@ -81,14 +81,14 @@ class JsonClient:
     def _exchange(
         self, method: str, route: str, body: bytes | None, headers: dict[str, str], until: float
     ) -> tuple[int, bytes]:
-        connection = self._connected(route, until)
+        connection = self._connect(route, until)
         sock = connection.sock
-        sock.settimeout(_left(until))
+        sock.settimeout(_seconds_left(until))
         connection.request(method, self.address.path + route, body, headers)
         response = connection.getresponse()
         blocks, size = [], 0
         while True:
-            sock.settimeout(_left(until))
+            sock.settimeout(_seconds_left(until))
             block = response.read1(_BLOCK)
             if not block:
                 break
@@ -105,7 +105,7 @@ class JsonClient:
         self._used_at = time.monotonic()
         return response.status, b"".join(blocks)
 
-    def _connected(self, route: str, until: float) -> http.client.HTTPConnection:
+    def _connect(self, route: str, until: float) -> http.client.HTTPConnection:
         """Return the connection; open a new one if the server may have closed it.
 
         A request on a closed connection would fail, and requests are not repeated.
@@ -116,7 +116,7 @@ class JsonClient:
             if idle_s < _FRESH_S and not select.select([connection.sock], [], [], 0)[0]:
                 return connection
         self.close()
-        address, timeout = self.address, _left(until)
+        address, timeout = self.address, _seconds_left(until)
         if address.secure:
             connection = http.client.HTTPSConnection(
                 address.bare_host, address.port, timeout=timeout, context=self._access.tls
@@ -157,7 +157,8 @@ class JsonClient:
         return value
 
 
-def _left(until: float) -> float:
+def _seconds_left(until: float) -> float:
+    """Return the seconds until a time. Raises TimeoutError if it is over."""
     left = until - time.monotonic()
     if left <= 0:
         raise TimeoutError

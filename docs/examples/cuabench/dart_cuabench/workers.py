@@ -16,7 +16,10 @@ from envs.tools.remote.servers import Address, SharedServers
 
 
 class ExclusiveWorkers:
-    """Addresses that serve one slot each, by locks on files, which the kernel releases at the end."""
+    """Workers that serve one slot each.
+
+    A lock on a file guards each worker; the kernel releases it when the process ends.
+    """
 
     def __init__(self, addresses: Sequence[Address], folder: Path | None = None) -> None:
         self._shared = SharedServers(addresses)

@@ -45,7 +45,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Way:
-    """The way to a page: the page before it and what to press there; for an entry of a menu its title too."""
+    """The last step of the way to a page: the page before it, and the widget to press there.
+
+    `menu` is the title of the menu if that widget is an entry of one.
+    """
 
     parent: Page
     press: str

@@ -172,8 +172,8 @@ class WizardScene(DeskFormScene):
         }
 
     def pick(self, specs: list[Spec]) -> list[Spec]:
-        picked = [self.rng.choice(page) for page in self.pages.values()]
-        return [spec for spec in specs if spec in picked]
+        specs_to_change = [self.rng.choice(page) for page in self.pages.values()]
+        return [spec for spec in specs if spec in specs_to_change]
 
     def _at(self) -> int:
         return list(self.pages).index(self.page)

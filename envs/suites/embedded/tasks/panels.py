@@ -47,11 +47,13 @@ class ControlScene(DeskScene):
         specs = [spec for page in self.pages.values() for spec in page]
         self.specs = {spec.label: spec for spec in specs}
         self.values = {spec.label: self.first_value(spec) for spec in specs}
-        picked = self.pick(specs)
+        specs_to_change = self.pick(specs)
         self.goal = dict(self.values)
-        for spec in picked:
+        for spec in specs_to_change:
             self.goal[spec.label] = other_value(spec, self.values[spec.label], self.rng)
-        self.instruction = self.describe([(spec, self.goal[spec.label]) for spec in picked])
+        self.instruction = self.describe(
+            [(spec, self.goal[spec.label]) for spec in specs_to_change]
+        )
 
     def layout(self) -> dict[str, list[Spec]]:
         """Return the controls by page."""
@@ -64,8 +66,8 @@ class ControlScene(DeskScene):
     def pick(self, specs: list[Spec]) -> list[Spec]:
         """Return the controls that are to be changed."""
         fewest, most = self.changes
-        picked = self.rng.sample(specs, self.rng.randint(fewest, min(most, len(specs))))
-        return [spec for spec in specs if spec in picked]
+        specs_to_change = self.rng.sample(specs, self.rng.randint(fewest, min(most, len(specs))))
+        return [spec for spec in specs if spec in specs_to_change]
 
     def describe(self, changes: list[tuple[Spec, Value]]) -> str:
         return sentence([phrase(spec, want) for spec, want in changes])
@@ -214,7 +216,7 @@ class StepperScene(ControlScene):
 
 
 class DeskTabsScene(ControlScene):
-    """Switches on several tabs."""
+    """Turn switches on several tabs on or off."""
 
     title = "Preferences"
     units = (320, 0)

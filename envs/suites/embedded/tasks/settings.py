@@ -74,7 +74,7 @@ class SettingsScene(ControlScene):
         return compare(self.applied, self.goal)
 
     def matching_specs(self) -> list[Spec]:
-        """Return the controls that are shown: those of the page, or those that match the search."""
+        """Return the controls that are shown: the page's controls, or all that match the search."""
         if not self.query:
             return self.pages[self.page]
         return [s for s in self.specs.values() if self.query.lower() in s.label.lower()]
@@ -145,7 +145,7 @@ class SettingsScene(ControlScene):
 
 
 class SettingsSwitchScene(SettingsScene):
-    """One switch."""
+    """Turn one switch on or off."""
 
     kinds: ClassVar[tuple[str, ...]] = ("toggle",)
 
@@ -154,25 +154,25 @@ class SettingsSwitchScene(SettingsScene):
 
 
 class SettingsChoiceScene(SettingsSwitchScene):
-    """One drop-down list or radio group."""
+    """Choose in one drop-down list or radio group."""
 
     kinds = ("combo", "radio")
 
 
 class SettingsLevelScene(SettingsSwitchScene):
-    """One slider."""
+    """Move one slider."""
 
     kinds = ("slider",)
 
 
 class SettingsTwoScene(SettingsScene):
-    """Two settings, on any pages."""
+    """Change two settings, on any pages."""
 
     changes = (2, 2)
 
 
 class SettingsThreeScene(SettingsScene):
-    """Three settings on three pages."""
+    """Change three settings on three pages."""
 
     def pick(self, specs: list[Spec]) -> list[Spec]:
         pages = self.rng.sample(list(self.pages), 3)

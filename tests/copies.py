@@ -8,7 +8,7 @@ from typing import Any
 from bus.messages import SampledTokens
 
 
-def altered(item: Any, **changes: Any) -> Any:
+def copy_with(item: Any, **changes: Any) -> Any:
     """Return `item` with `changes`, not validated; a field of SampledTokens is changed in `item.sampled`."""
     inner = {
         name: changes.pop(name) for name in list(changes) if name in SampledTokens.model_fields
