@@ -126,12 +126,12 @@ class DesktopSession:
     def launch(self, command: Sequence[str], window: str = "") -> None:
         """Start a program and wait for its window, whose title holds `window`, to be ready."""
         with self.desktop.bounded(f"starting {command[0]}", START_TIMES + 1):
-            before = {shown.id for shown in self._display.windows()}
+            before = {opened.id for opened in self._display.windows()}
             self.desktop.launch(Path(command[0]).name, command)
 
             def has_opened() -> bool:
-                new_windows = [shown for shown in self._display.windows() if shown.id not in before]
-                return any(window in shown.title for shown in new_windows)
+                new_windows = [opened for opened in self._display.windows() if opened.id not in before]
+                return any(window in opened.title for opened in new_windows)
 
             self.desktop.wait_for(
                 has_opened, f"{command[0]} opened no window {window!r}", START_TIMES
