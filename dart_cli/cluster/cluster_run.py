@@ -79,8 +79,8 @@ class ClusterRun:
     async def settle(self, overrides: Sequence[str], stop: asyncio.Event) -> bool:
         """Find the home of data process and trainer, and load the configuration with its addresses.
 
-        Return True; False if `stop` is set first. Raises UserError if there is no such node, or it does not
-        see the run directory.
+        Return True; False if `stop` is set first. Raises UserError if there is no such node, or if it does
+        not see the run directory.
         """
         # 1. Reserve the home and place the data process on it.
         if not self._cluster.has_token:

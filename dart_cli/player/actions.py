@@ -66,7 +66,7 @@ async def play_actions(
 
     try:
         screen, acted.instruction = await env.reset(task, seed)
-        pixels_of(screen.screenshot)  # raises for a broken one: a run decodes each screenshot
+        pixels_of(screen.screenshot)  # raises if it is broken: a run decodes each screenshot
         acted.reset_s = time.monotonic() - began - env.queued_s
         acted.screenshot = screen.screenshot
         watch(None, screen, acted.instruction)

@@ -132,7 +132,7 @@ def run_role(
 
 
 def how_started() -> Start:
-    """Return how this process was started. Without `run_role` the result is: by hand, without options."""
+    """Return how this process was started; by hand and without options if `run_role` was not called."""
     return replace(_start)
 
 

@@ -8,8 +8,8 @@ leave_signal          writes the signal that killed another process
 cannot_write          returns the error for a file of the run directory that cannot be written
 Place                 notices that the run directory was moved or removed
 save_config           writes the configuration, where `dart status DIR` finds it
-save_used             writes the configuration with the values of processes that were started with others
-with_processes        returns the configuration with these values
+save_used             writes the configuration, with the values of processes that have other settings
+with_processes        returns a configuration with the values of processes that have other settings
 read_used, read_run   read the configuration with which a run directory was last used
 refuse_another_run    raises an error if a run would go on with another suite, model or adapters
 refuse_missing        raises an error for a run directory that does not exist
@@ -260,7 +260,7 @@ class Used:
 def save_config(config: Config, *, force: bool = False) -> None:
     """Write `config.json` into the run directory, and log what has changed since the run's last start.
 
-    The settings of processes that were started with others are kept until these processes join again. Raises
+    The values of processes that have other settings are kept until these processes join again. Raises
     ConfigError as `refuse_another_run` does, unless `force` is True.
     """
     processes: dict[str, dict[str, Any]] = {}

@@ -1,6 +1,6 @@
 """A folder for long work that a second start continues: settings, a lock, and results line by line.
 
-WorkFolder     opens the folder, if it has the same settings, for one process or for several that share a work
+WorkFolder     opens the folder, if it has the same settings, for one process or for several at the same work
 JsonLines      a file of JSON lines to which each piece of work adds a line; a half-written line is dropped
 WorkSettings   the settings on which the content of a folder depends, and the words for errors
 StoredModel    base class of values that are stored as JSON
