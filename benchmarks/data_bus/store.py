@@ -145,7 +145,7 @@ class Timing:
 
 
 def timed(work: Callable[[], object]) -> Timing:
-    """Do the work; returns the time it took."""
+    """Do the work and return the time it took."""
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     return Timing(time.perf_counter() - wall, time.process_time() - cpu)

@@ -274,7 +274,7 @@ def cells_of(
 
 @contextmanager
 def server_of(arm: str, endpoint: str, payload_at: Path) -> Iterator[int]:
-    """Yield the serving process of an arm; its pid."""
+    """Start the serving process of an arm and yield its pid."""
     command = [sys.executable, __file__, "--serve", arm, "--at", endpoint]
     with subprocess.Popen([*command, "--payload", str(payload_at)]) as process:
         try:
@@ -284,7 +284,7 @@ def server_of(arm: str, endpoint: str, payload_at: Path) -> Iterator[int]:
 
 
 async def ask_all(arm: str, payload_at: Path, seconds: float) -> dict[str, Cell]:
-    """Return the asking process of an arm: all cells, one after the other."""
+    """Ask all cells of an arm, one after the other; this runs in the asking process."""
     sizes = payload(payload_at)
     if arm == "ray":
         return await measure_ray(sizes, seconds)
@@ -335,7 +335,7 @@ def has_ray(python: str) -> bool:
 async def measure_heartbeats(folder: Path, workers: int = 20, each: int = 200) -> Cell:
     """Return the CPU microseconds of publishing, forwarding and reading one heartbeat, all in one process.
 
-    Sent as fast as they are read, so that the cost is of the heartbeats and not of the waiting.
+    They are sent as fast as they are read, so that the cost is of the heartbeats and not of the waiting.
     """
     from bus.heartbeat import HeartbeatSender, Liveness, Load
     from bus.messages import Heartbeat

@@ -41,7 +41,7 @@ SETTINGS = ("train.updates=1000000", "train.max_minutes=0", "train.checkpoint_ev
 
 
 def main() -> int:
-    """Run, kill, audit, print; 1 where a promise is broken."""
+    """Run, kill, audit and print; return 1 if a promise is broken."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("config", type=Path, nargs="?", default=ROOT / "configs/quickstart.toml")
     parser.add_argument("--seconds", type=float, default=60.0)

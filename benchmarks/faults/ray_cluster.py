@@ -153,7 +153,7 @@ class Watch:
             self.killed["seconds_until_replaced"] = round(max(again) - killed_at, 1)
 
     def _look(self) -> int:
-        """Note what is finished; how many updates are done."""
+        """Note what is finished, and return how many updates are done."""
         try:
             with open_reader(self._run_dir) as reader:
                 self.finished.update(reader)
@@ -171,7 +171,7 @@ class Watch:
 
 
 def main() -> None:
-    """Play the arms asked for; print and write all that are known."""
+    """Play the chosen arms; write and print the results of all arms."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="configs/quickstart.toml")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)

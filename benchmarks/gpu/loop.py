@@ -40,7 +40,7 @@ def loop(settings: Settings) -> Figures:
 
 
 def _write_config(settings: Settings, updates: int) -> Path:
-    """Return the configuration, its model folder and its suite."""
+    """Write the configuration, its model folder and its suite; return its path."""
     from dart_cli.config.load import load_config
     from dart_cli.config.model_folder import read_json
     from dart_cli.smoke_test.coin_suite import suite_file

@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def printable(line: Result) -> Result:
-    """Return what is kept of the JSON line of `dart up`."""
+    """Return the stored part of the JSON line of `dart up`."""
     keys = ("success_before", "success_after", "success_after_interval", "greedy_after", "episodes")
     of_run = ("trajectories", "updates", "updates_planned", "stopped_at", "note")
     return {
@@ -117,7 +117,7 @@ def summarized(arm: str, results: dict[Cell, Result]) -> dict[str, Any]:
 
 
 def tell(text: str) -> None:
-    """Write a line with the time of day to stderr, for the person who waits."""
+    """Write a line with the time of day to stderr."""
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
     sys.stderr.flush()
 

@@ -148,7 +148,7 @@ def play(arm: str, task: str, seed: int, minutes: float, python: str) -> Run:
 
 
 def watched(command: list[str], deadline_s: float, log: Path) -> Run:
-    """Run it; its lines of JSON are trajectories. Raises SystemExit where it fails."""
+    """Run a command whose lines of JSON are trajectories. Raises SystemExit where it fails."""
     run = Run()
     with log.open("w") as errors:
         process = subprocess.Popen(
@@ -245,7 +245,7 @@ def ratios(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str
 
 
 def main() -> None:
-    """Play what is asked for, write it, print it as one line."""
+    """Play the chosen arms, write the results and print them as one line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--tasks", nargs="+", choices=list(CONFIGS), default=list(CONFIGS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
