@@ -390,8 +390,8 @@ def fill_old_run(database: sqlite3.Connection, tasks: Sequence[str], trajectorie
     database.executemany(
         "INSERT INTO trajectories (id, group_id, attempt, state, worker, slot, sampling_seed, "
         "leased_at, ended_at, outcome, verdict_reason, stop_reason, steps, oldest_version, "
-        "newest_version, reset_s, wall_s, batch_id) "
-        "VALUES (?, ?, ?, 'trained', ?, ?, 7, ?, ?, ?, 'found', 'done', 8, ?, ?, 1.0, 50.0, ?)",
+        "newest_version, reset_s, wall_s, batch_id, max_steps) "
+        "VALUES (?, ?, ?, 'trained', ?, ?, 7, ?, ?, ?, 'found', 'done', 8, ?, ?, 1.0, 50.0, ?, 15)",
         (
             (
                 f"g{n:06d}-{member:02d}",

@@ -15,8 +15,8 @@ screenshot of 448x336 and one of 1920x1080, with 1 and with 64 requests in fligh
 
 Arms run one after the other in each round, each in fresh processes; medians over the rounds. CPU
 is of all threads of the serving process, per request. A ratio is our figure divided by theirs: of
-latencies lower is better, of MB/s higher. The limit is `zmq_blocking`. Building and validating our messages is counted. The heartbeats of
-20 processes through the forwarder are measured apart. The last line is one JSON object.
+latencies lower is better, of MB/s higher. The limit is `zmq_blocking`. Building and validating our messages is
+counted. The heartbeats of 20 processes through the forwarder are measured apart. The last line is one JSON object.
 """
 
 # The parts of `dart` are imported where they are used: Ray's Python has none of them.

@@ -3,8 +3,8 @@
     python benchmarks/faults/ray_cluster.py                                # all three arms, seed 0
     python benchmarks/faults/ray_cluster.py --arms ray --seeds 1 --updates 60 --out benchmarks/results/ray.json
 
-Arms: `one-host` is `dart up CONFIG`; `ray` is the same with `--ray`, the data service and the trainer on the first node, the
-rollout worker and the environments on the two others; `ray-killed` kills the node of the environments when half
+Arms: `one-host` is `dart up CONFIG`; `ray` is the same with `--ray`, the data service and the trainer on the first node,
+the rollout worker and the environments on the two others; `ray-killed` kills the node of the environments when half
 of the updates are done: all its processes at once, as a host that is lost. Success is over held-out episodes,
 before (in the first arm, the weights are the same) and after; of the killed run, an audit of what had
 finished (benchmarks/faults/audit.py).

@@ -1,4 +1,4 @@
-"""The check of scripts/gpu-check that plays a whole run: environments, rollout worker, data service and trainer on one GPU.
+"""The check of scripts/gpu-check that plays a whole run, with all its processes on one GPU.
 
 loop    a whole 7B with adapters: it plays, is updated, published and served again
 

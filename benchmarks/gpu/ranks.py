@@ -3,7 +3,7 @@
     two_gpus   two trainer ranks: an update, its publication, the broadcast to a worker, and one rank in their place
 
 Rank 0 is this process, on the first GPU. The other rank and the worker are processes on the second one. So rank 0
-is in two groups at once, the group of the ranks and the group of the broadcast, as in a run with `weights.channel = "nccl"`.
+is in two groups at once, the ranks' and the broadcast's, as in a run with `weights.channel = "nccl"`.
 
     python -m benchmarks.gpu.ranks JSON     the worker: receives each version that standard input names
 """

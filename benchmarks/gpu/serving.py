@@ -167,7 +167,7 @@ def _of_vllm(settings: Settings, lora: Any) -> Config:
 
 
 async def _served(config: Config, weights: Path) -> tuple[Batch, list[Batch], Batch, Figures]:
-    """Play before, beside and after the engine takes `weights` as version 0; return the three batches and the figures."""
+    """Play before, beside and after the engine takes `weights` as version 0; return three batches, and figures."""
     from dart_cli.doctor.logprob_check import MOST_TOKENS, RunPrompts, Trial, play_trial
     from dart_cli.doctor.trial_episode import LOAD_S
     from dart_cli.engines.responder import PolicyResponder

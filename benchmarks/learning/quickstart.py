@@ -6,9 +6,9 @@
     stop     `dart up configs/quickstart.toml`: the run ends at train.stop_at
     whole    the same file without it: all of train.updates
 
-The claim is a held-out success of at least 0.95 for each seed; the limit is 1. A run that is done is kept in --work and not
-played again; one that was stopped goes on where it was. Minutes mean little where other work shares the cores, so each
-run has the machine's load before and after. The last line is JSON; about 6 minutes a run on two idle cores.
+The claim is a held-out success of at least 0.95 for each seed; the limit is 1. A run that is done is kept in
+--work and not played again; one that was stopped goes on where it was. Minutes mean little where other work
+shares the cores, so each run has the machine's load before and after. The last line is JSON; about 6 minutes a run on two idle cores.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A task of one step with a screenshot, the first screen of docs/examples/guests_env.py, for peers that play one step."""
+"""A task of one step, for peers that play no more: the first screen of docs/examples/guests_env.py."""
 
 from __future__ import annotations
 

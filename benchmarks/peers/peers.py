@@ -14,11 +14,11 @@
 One run at a time, each on all cores. Of each arm, over seeds:
 
     trajectories_s   finished in a second, from the first one on
-    cpu_s_to, trajectories_to   from the beginning of play until the newest 256 have a success of 0.6, 0.8, 0.9; null if never
+    cpu_s_to, trajectories_to   from the beginning of play until the newest 256 succeed to 0.6, 0.8, 0.9; null if never
     peak_mb          memory of all its processes together
 
-and of each peer `..._ratio`: dart's figure divided by the peer's. CPU seconds and memory are read four times a second from the
-processes that live. A run's figures are kept in --work and it is not played again. The last line is JSON.
+and of each peer `..._ratio`: dart's figure divided by the peer's. CPU seconds and memory are read four
+times a second from the processes that live. A run's figures are kept in --work and it is not played again. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class SuiteRun:
 def measure(
     checkout: Path, files: Sequence[str] = (), *, bare: bool, beside: Collection[int] = ()
 ) -> SuiteRun:
-    """Run files of tests of a checkout, or all, and measure all their processes; processes with the ids `beside` are not counted."""
+    """Run files of tests of a checkout, or all, and measure their processes, without the ids `beside`."""
     before, began = _children_cpu_s(beside), time.monotonic()
     environment = os.environ.get("DART_VENV", str(ROOT / ".venv"))
     python = f"{environment}/bin/python"
