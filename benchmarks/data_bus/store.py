@@ -411,8 +411,8 @@ def fill_old_run(database: sqlite3.Connection, tasks: Sequence[str], trajectorie
         ),
     )
     database.executemany(
-        "INSERT INTO batches VALUES (?, 'trained', ?, 0, 1.0, 0.5, ?, ?)",
-        ((n, float(n), n + 1.0, n) for n in range(1, groups // 8 + 2)),
+        "INSERT INTO batches VALUES (?, 'trained', ?, 0, 1.0, 0.5, ?, ?, ?, ?, NULL, 0)",
+        ((n, float(n), n + 1.0, n, float(n), 8 * GROUP * n) for n in range(1, groups // 8 + 2)),
     )
 
 
