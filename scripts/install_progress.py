@@ -35,7 +35,7 @@ class Progress:
         self._before = self._installed_packages()
 
     def read(self, line: str) -> str:
-        """Take one line of pip's; returns what must be shown of it at once, mostly nothing."""
+        """Read one line of pip; return the text to print at once, usually none."""
         if line.startswith("ERROR"):
             return line
         if line.startswith("Installing collected packages"):

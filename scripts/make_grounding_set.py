@@ -230,7 +230,7 @@ def make_set(
     advance: Callable[[int], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Write `counts[split]` rows of each environment into OUT/SPLIT; what was written, by split.
+    """Write `counts[split]` rows of each environment into OUT/SPLIT; return a description by split.
 
     Raises UserError for a folder with something in it or an unknown environment, MissingPartError where a
     program of an environment is not installed.

@@ -145,7 +145,7 @@ class Timing:
 
 
 def timed(work: Callable[[], object]) -> Timing:
-    """Do the work; returns the time it took."""
+    """Do the work and return the time it took."""
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     return Timing(time.perf_counter() - wall, time.process_time() - cpu)
@@ -390,8 +390,8 @@ def fill_old_run(database: sqlite3.Connection, tasks: Sequence[str], trajectorie
     database.executemany(
         "INSERT INTO trajectories (id, group_id, attempt, state, worker, slot, sampling_seed, "
         "leased_at, ended_at, outcome, verdict_reason, stop_reason, steps, oldest_version, "
-        "newest_version, reset_s, wall_s, batch_id) "
-        "VALUES (?, ?, ?, 'trained', ?, ?, 7, ?, ?, ?, 'found', 'done', 8, ?, ?, 1.0, 50.0, ?)",
+        "newest_version, reset_s, wall_s, batch_id, max_steps) "
+        "VALUES (?, ?, ?, 'trained', ?, ?, 7, ?, ?, ?, 'found', 'done', 8, ?, ?, 1.0, 50.0, ?, 15)",
         (
             (
                 f"g{n:06d}-{member:02d}",
@@ -411,8 +411,8 @@ def fill_old_run(database: sqlite3.Connection, tasks: Sequence[str], trajectorie
         ),
     )
     database.executemany(
-        "INSERT INTO batches VALUES (?, 'trained', ?, 0, 1.0, 0.5, ?, ?)",
-        ((n, float(n), n + 1.0, n) for n in range(1, groups // 8 + 2)),
+        "INSERT INTO batches VALUES (?, 'trained', ?, 0, 1.0, 0.5, ?, ?, ?, ?, NULL, 0)",
+        ((n, float(n), n + 1.0, n, float(n), 8 * GROUP * n) for n in range(1, groups // 8 + 2)),
     )
 
 

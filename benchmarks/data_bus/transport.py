@@ -15,8 +15,8 @@ screenshot of 448x336 and one of 1920x1080, with 1 and with 64 requests in fligh
 
 Arms run one after the other in each round, each in fresh processes; medians over the rounds. CPU
 is of all threads of the serving process, per request. A ratio is our figure divided by theirs: of
-latencies lower is better, of MB/s higher. The limit is `zmq_blocking`. Building and validating our messages is counted. The heartbeats of
-20 processes through the forwarder are measured apart. The last line is one JSON object.
+latencies lower is better, of MB/s higher. The limit is `zmq_blocking`. Building and validating our messages is
+counted. The heartbeats of 20 processes through the forwarder are measured apart. The last line is one JSON object.
 """
 
 # The parts of `dart` are imported where they are used: Ray's Python has none of them.
@@ -274,7 +274,7 @@ def cells_of(
 
 @contextmanager
 def server_of(arm: str, endpoint: str, payload_at: Path) -> Iterator[int]:
-    """Yield the serving process of an arm; its pid."""
+    """Start the serving process of an arm and yield its pid."""
     command = [sys.executable, __file__, "--serve", arm, "--at", endpoint]
     with subprocess.Popen([*command, "--payload", str(payload_at)]) as process:
         try:
@@ -284,7 +284,7 @@ def server_of(arm: str, endpoint: str, payload_at: Path) -> Iterator[int]:
 
 
 async def ask_all(arm: str, payload_at: Path, seconds: float) -> dict[str, Cell]:
-    """Return the asking process of an arm: all cells, one after the other."""
+    """Ask all cells of an arm, one after the other; this runs in the asking process."""
     sizes = payload(payload_at)
     if arm == "ray":
         return await measure_ray(sizes, seconds)
@@ -335,7 +335,7 @@ def has_ray(python: str) -> bool:
 async def measure_heartbeats(folder: Path, workers: int = 20, each: int = 200) -> Cell:
     """Return the CPU microseconds of publishing, forwarding and reading one heartbeat, all in one process.
 
-    Sent as fast as they are read, so that the cost is of the heartbeats and not of the waiting.
+    They are sent as fast as they are read, so that the cost is of the heartbeats and not of the waiting.
     """
     from bus.heartbeat import HeartbeatSender, Liveness, Load
     from bus.messages import Heartbeat

@@ -139,7 +139,7 @@ def faults() -> dict[str, int]:
 
 
 def main() -> int:
-    """Measure, count, write; 1 where a fault was not found."""
+    """Measure, count and write; return 1 if a fault was not found."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--config", default="configs/quickstart.toml")
     parser.add_argument("--updates", type=int, default=110)

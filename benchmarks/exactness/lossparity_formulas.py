@@ -85,7 +85,7 @@ class Dual:
         return self * (1.0 / other)
 
     def exp(self) -> Dual:
-        """Return the exponential of it."""
+        """Return the exponential."""
         grown = math.exp(self.value)
         return Dual(grown, self.slope * grown)
 
@@ -95,7 +95,7 @@ class Dual:
 
 
 def clip(number: Dual, low: float, high: float) -> Dual:
-    """Return a clamp: no derivative outside."""
+    """Return the clamped value, with no derivative outside the bounds."""
     if low <= number.value <= high:
         return number
     return Dual(min(max(number.value, low), high), np.zeros_like(number.slope))
@@ -107,7 +107,7 @@ def least(one: Dual, other: Dual) -> Dual:
 
 
 def total(numbers: Iterable[Dual]) -> Dual:
-    """Return the sum of at least one."""
+    """Return the sum of at least one value."""
     first, *rest = numbers
     for other in rest:
         first = first + other

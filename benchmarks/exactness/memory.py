@@ -5,8 +5,8 @@
     python benchmarks/exactness/memory.py --tokens 17600 --ranks 4 --recompute
 
 A language model with transformers' own classes is made under FakeTensorMode, where tensors have shapes
-and no numbers, is sharded by the trainer's own function over ranks that are not there, and FSDPMemTracker counts what one rank's
-update holds at its peak: two packs whose gradients add up, after an update that made AdamW's moments.
+and no numbers, is sharded by the trainer's own function over ranks that are not there, and
+FSDPMemTracker counts what one rank's update holds at its peak: two packs whose gradients add up, after an update that made AdamW's moments.
 The vision tower does not run: screens' features are an input, as they are in an update with a frozen
 tower. The last line is JSON: `worst` is the largest relative error of a formula;
 the limit is 0.

@@ -8,8 +8,8 @@ supervisor. The roles are killed in turn, each about seconds / (5 every) times: 
 hour at the default. `--control` first runs the same without kills for equally long, then compares the
 pace and draws both learning curves. The runs stay in `run.dir` and `run.dir`-control for `dart view`.
 
-The limit is a run that loses nothing. The last line is JSON. `finished_lost`, `double_trained` and `never_trained` must be 0, `steps_lost_max`
-at most 1, and `ended_alone`, processes that ended without being killed, empty; else the exit code is 1.
+The limit is a run that loses nothing. The last line is JSON. `finished_lost`, `double_trained` and
+`never_trained` must be 0, `steps_lost_max` at most 1, and `ended_alone`, processes that ended without being killed, empty; else the exit code is 1.
 With `--set train.reuse=1` batches are trained on again: that holds for each use of a batch, and `replays`
 counts them. benchmarks/faults/audit.py defines the counts, benchmarks/faults/chaos_run.py the times.
 """
@@ -41,7 +41,7 @@ SETTINGS = ("train.updates=1000000", "train.max_minutes=0", "train.checkpoint_ev
 
 
 def main() -> int:
-    """Run, kill, audit, print; 1 where a promise is broken."""
+    """Run, kill, audit and print; return 1 if a promise is broken."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("config", type=Path, nargs="?", default=ROOT / "configs/quickstart.toml")
     parser.add_argument("--seconds", type=float, default=60.0)

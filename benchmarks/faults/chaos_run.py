@@ -63,7 +63,7 @@ class DowntimeTracker:
     _since: float = 0.0
 
     def killed(self, name: str) -> None:
-        """Note that it is down from now on."""
+        """Note that a process is down from now on."""
         now = time.monotonic()
         if not self._matters() and name != STATUS:
             self._since = now
@@ -199,7 +199,7 @@ async def _kill(
     choice: Random,
     say: Callable[[str], None],
 ) -> None:
-    """Kill one after another."""
+    """Kill one process after another."""
     supervisor, began, turn = run.watch.supervisor, time.monotonic(), list[str]()
     while time.monotonic() - began < seconds:
         await asyncio.sleep(every_s * choice.uniform(0.5, 1.5))
@@ -218,7 +218,7 @@ async def _kill(
 
 
 async def _look(run: ChaosRun) -> None:
-    """Ask data for snapshots and note what is finished, until cancelled."""
+    """Ask the data service for snapshots and note what is finished, until cancelled."""
     run_dir = run.config.run.dir
     async with Watcher(run.config) as watcher:
         while True:

@@ -84,7 +84,7 @@ def ledger_of(run_dir: Path) -> object:
 
 @contextlib.asynccontextmanager
 async def served(config: Config) -> AsyncIterator[dict[str, str]]:
-    """Yield a live data service and rollout worker, which has weights; name -> address of every socket."""
+    """Start a data service and a rollout worker with weights; yield the address of every socket by name."""
     from dart_cli.rollout import worker
 
     stop = asyncio.Event()
@@ -107,7 +107,7 @@ async def served(config: Config) -> AsyncIterator[dict[str, str]]:
 
 
 async def _give_weights(address: str, folder: Path) -> None:
-    """Publish a set and return once the rollout worker serves it: before that it reads nothing."""
+    """Publish a weight set and wait until the rollout worker serves it: before that it reads no messages."""
     import torch
 
     from dart_cli.weights.file import FileChannel
@@ -130,7 +130,7 @@ async def _give_weights(address: str, folder: Path) -> None:
 
 
 async def _is_up(address: str) -> None:
-    """Return once data answers as it should, and has heard a heartbeat since it was asked.
+    """Wait until the data service answers correctly and has received a heartbeat meanwhile.
 
     Raises DeadlineError, or TimeoutError where the telemetry is dead.
     """
@@ -184,7 +184,7 @@ async def _sent(socket: zmq.Socket[bytes], frames: list[bytes]) -> None:
 
 
 class _Progress:
-    """A line on stderr now and then."""
+    """A line of progress on stderr, at most once in SAY_S seconds."""
 
     def __init__(self, what: str, of: int) -> None:
         self._what, self._of = what, of
@@ -215,7 +215,7 @@ def _open(address: str, kind: int) -> zmq.Socket[bytes]:
 
 
 async def fuzz_sockets(config: Config, count: int, seed: int) -> dict[str, Any]:
-    """Send `count` messages that are none, spread over all sockets; what broke or changed."""
+    """Send `count` invalid messages, spread over all sockets; return what broke or changed."""
     chance = random.Random(seed)
     async with served(config) as addresses:
         await _is_up(addresses[DATA])
@@ -263,7 +263,7 @@ async def fuzz_sockets(config: Config, count: int, seed: int) -> dict[str, Any]:
 
 
 async def fuzz_requests(config: Config, count: int, seed: int) -> dict[str, Any]:
-    """Ask data `count` well-formed things of random values; how many broke a handler."""
+    """Send the data service `count` well-formed requests of random values; return how many broke a handler."""
     chance = random.Random(seed)
     kinds = [k for k in MESSAGES.values() if issubclass(k, Request) and k is not StopRequest]
     async with served(config) as addresses:

@@ -47,7 +47,7 @@ class LocalCluster:
     process: subprocess.Popen[str]
 
     def kill(self, node: str) -> None:
-        """End all processes at once of the node whose id begins so. Raises StopIteration without one."""
+        """Kill all processes of the node whose id begins so. Raises StopIteration without one."""
         number = next(i for i, each in enumerate(self.nodes) if each.startswith(node))
         assert self.process.stdin is not None
         assert self.process.stdout is not None

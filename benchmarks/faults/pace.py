@@ -33,7 +33,7 @@ class LearningCurve:
 
 
 def learning_curve(reader: Reader, began: float) -> LearningCurve:
-    """Read it from a run that is over; `began` in unix seconds."""
+    """Return the learning curve of a run that is over; `began` is in unix seconds."""
     batches = [row for row in reader.batches() if row.state == "trained"]
     times = [max(0.0, row.trained_at - began) for row in batches if row.trained_at is not None]
     return LearningCurve(sorted(times), _success(reader, len(batches)))
@@ -64,7 +64,7 @@ def _success(reader: Reader, batches: int) -> list[tuple[int, float]]:
 
 
 def pace_ratio(disturbed: Sequence[float], undisturbed: Sequence[float]) -> float | None:
-    """Time of the undisturbed run over that of the disturbed run, to equally many batches; None if too few.
+    """Return the undisturbed run's time to equally many batches divided by the other's; None if too few.
 
     Compared at the largest number of batches that both reached, so at the same point of learning. The arguments are
     `LearningCurve.trained_at`.
@@ -78,7 +78,7 @@ def pace_ratio(disturbed: Sequence[float], undisturbed: Sequence[float]) -> floa
 def draw(
     path: Path, disturbed: LearningCurve, undisturbed: LearningCurve, kills_at: Sequence[float]
 ) -> None:
-    """Write success over batches beside batches over minutes; `kills_at` in seconds."""
+    """Draw success over batches beside batches over minutes; `kills_at` is in seconds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), dpi=110, layout="constrained")

@@ -3,8 +3,8 @@
     python benchmarks/faults/ray_cluster.py                                # all three arms, seed 0
     python benchmarks/faults/ray_cluster.py --arms ray --seeds 1 --updates 60 --out benchmarks/results/ray.json
 
-Arms: `one-host` is `dart up CONFIG`; `ray` is the same with `--ray`, the data service and the trainer on the first node, the
-rollout worker and the environments on the two others; `ray-killed` kills the node of the environments when half
+Arms: `one-host` is `dart up CONFIG`; `ray` is the same with `--ray`, the data service and the trainer on the first node,
+the rollout worker and the environments on the two others; `ray-killed` kills the node of the environments when half
 of the updates are done: all its processes at once, as a host that is lost. Success is over held-out episodes,
 before (in the first arm, the weights are the same) and after; of the killed run, an audit of what had
 finished (benchmarks/faults/audit.py).
@@ -153,7 +153,7 @@ class Watch:
             self.killed["seconds_until_replaced"] = round(max(again) - killed_at, 1)
 
     def _look(self) -> int:
-        """Note what is finished; how many updates are done."""
+        """Note what is finished, and return how many updates are done."""
         try:
             with open_reader(self._run_dir) as reader:
                 self.finished.update(reader)
@@ -171,7 +171,7 @@ class Watch:
 
 
 def main() -> None:
-    """Play the arms asked for; print and write all that are known."""
+    """Play the chosen arms; write and print the results of all arms."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="configs/quickstart.toml")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)

@@ -58,7 +58,7 @@ class ChaosSupervisor:
             _signal(pid, signal.SIGKILL)
 
     async def keep(self, name: str) -> None:
-        """Run one command, again and again."""
+        """Run one command and start it again each time it ends."""
         while not self._ending:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -84,7 +84,7 @@ class ChaosSupervisor:
                 await asyncio.sleep(_PAUSE_S)
 
     async def end(self) -> None:
-        """End all cleanly, the last command last: the others still talk to it."""
+        """End all commands cleanly, the last one last: the others still send to it."""
         self._ending = True
         started = [self._processes[name] for name in self.commands if name in self._processes]
         for part in (started[:-1], started[-1:]):

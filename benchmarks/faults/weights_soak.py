@@ -95,7 +95,7 @@ rollouts = {workers}
 
 
 def main() -> int:
-    """Run, kill, score, print; 1 where a promise is broken."""
+    """Run, kill, score and print; return 1 if a promise is broken."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--updates", type=int, default=200, help="versions to publish")
     parser.add_argument("--every", type=float, default=0.8, help="seconds between two versions")
@@ -204,7 +204,7 @@ async def train(config: Config, last: int, every_s: float) -> None:
 
 @dataclass
 class Soak:
-    """One run of it."""
+    """One run of the soak test."""
 
     file: Path
     arguments: argparse.Namespace
@@ -287,7 +287,7 @@ class Soak:
         return True
 
     async def keep(self, name: str) -> None:
-        """Start a process, again each time that it ends, until the end."""
+        """Start a process again each time it ends, until the test ends."""
         command = [sys.executable, "-m", "dart_cli", name.partition("-")[0], str(self.file)]
         if name == "train":
             mine = ("updates", "every")
@@ -316,7 +316,7 @@ class Soak:
                 self.serving[heartbeat.worker] = heartbeat.policy_version
 
     async def ask(self, router: RolloutRouter, client: int) -> None:
-        """Ask without pause."""
+        """Send requests without pause."""
         env = make_env("mini")
         tasks = list(load_suite("mini").tasks.values())
         step = 0
@@ -345,7 +345,7 @@ class Soak:
         env.close()
 
     def check(self, request: ActRequest, completion: Completion) -> None:
-        """Count it as done if it is whole; note spans that cannot be."""
+        """Store a whole completion with its request; note spans that cannot be right."""
         if completion.stop == "suspended":
             self.failed.append(f"{request.trajectory_id}: suspended")
             return
@@ -414,7 +414,7 @@ class Soak:
         }
 
     def syncs(self, config: Config) -> dict[str, object]:
-        """Return what the workers told data of their rounds."""
+        """Return what the workers reported to the data service of their rounds."""
         with open_reader(config.run.dir) as reader:
             rows = list(reader.syncs())
         successes = [row for row in rows if not row.error]

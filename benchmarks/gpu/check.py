@@ -76,7 +76,7 @@ class Check:
 
 
 def within(module: str, function: str) -> Callable[[Any], dict[str, Any]]:
-    """Return a function of a module that is imported when it is called, so that its packages are its own need."""
+    """Return a function of a module that is imported when it is called, so that only this check needs its packages."""
 
     def run(settings: Any) -> dict[str, Any]:
         figures: dict[str, Any] = getattr(importlib.import_module(module), function)(settings)
@@ -107,7 +107,7 @@ CHECKS = (
 
 
 def allowance(check: Check, later: Sequence[Check], left: float) -> float:
-    """Return the seconds that `check` may take of those left, so that each of `later` keeps its share.
+    """Return the seconds that `check` may take of the seconds left, so that each of `later` keeps its share.
 
     A spare check keeps none. Where the shares are more than is left, all are less in the same ratio.
     """
@@ -247,7 +247,7 @@ class Run:
         }
 
     def finish(self) -> int:
-        """Print the last line; the exit status."""
+        """Print the last line and return the exit status."""
         report = self.report()
         if report["left_out"]:
             print(f"left out: {', '.join(report['left_out'])}")
@@ -409,7 +409,7 @@ def main() -> int:
 
 
 def _warn() -> None:
-    """Say what is missing or old before anything runs."""
+    """Print which packages are missing or old before any check runs."""
     if missing := requirements():
         print(f"not installed: {', '.join(missing)}", flush=True)
     for name, oldest in TESTED.items():

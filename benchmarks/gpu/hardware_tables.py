@@ -308,7 +308,7 @@ def covered() -> list[str]:
 
 
 def _result_of(report: Mapping[str, Any], check: str) -> str:
-    """Return what a check came to."""
+    """Return the result of a check, in words."""
     for state in ("failed", "missed", "left_out"):
         if check in report[state]:
             return state.replace("_", " ")
@@ -340,7 +340,7 @@ def split(config: Config, plan: Plan) -> str:
 
 
 def _boots(config: Config, seconds: Seconds) -> str:
-    """Return the episodes an hour that boots allow, and those that the rest would play; empty without machines."""
+    """Return the episodes an hour that boots allow, and that the rest would play; empty without machines."""
     if not seconds.boots:
         return ""
     episodes = config.data.group_size * config.data.groups_per_batch

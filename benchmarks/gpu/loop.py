@@ -1,4 +1,4 @@
-"""The check of scripts/gpu-check that plays a whole run: environments, rollout worker, data service and trainer on one GPU.
+"""The check of scripts/gpu-check that plays a whole run, with all its processes on one GPU.
 
 loop    a whole 7B with adapters: it plays, is updated, published and served again
 
@@ -40,7 +40,7 @@ def loop(settings: Settings) -> Figures:
 
 
 def _write_config(settings: Settings, updates: int) -> Path:
-    """Return the configuration, its model folder and its suite."""
+    """Write the configuration, its model folder and its suite; return its path."""
     from dart_cli.config.load import load_config
     from dart_cli.config.model_folder import read_json
     from dart_cli.smoke_test.coin_suite import suite_file

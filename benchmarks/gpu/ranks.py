@@ -3,7 +3,7 @@
     two_gpus   two trainer ranks: an update, its publication, the broadcast to a worker, and one rank in their place
 
 Rank 0 is this process, on the first GPU. The other rank and the worker are processes on the second one. So rank 0
-is in two groups at once, the group of the ranks and the group of the broadcast, as in a run with `weights.channel = "nccl"`.
+is in two groups at once, the ranks' and the broadcast's, as in a run with `weights.channel = "nccl"`.
 
     python -m benchmarks.gpu.ranks JSON     the worker: receives each version that standard input names
 """
@@ -107,7 +107,7 @@ def _config(settings: Settings) -> Config:
 async def _on_two(
     settings: Settings, config: Config, batch: Batch
 ) -> tuple[Figures, Any, list[Tensors]]:
-    """Update on two ranks, and broadcast the weights before and after; (what was measured, the update, both)."""
+    """Update on two ranks and broadcast the weights; return (figures, the update, the weights before and after)."""
     from bus.endpoints import TRAIN
     from bus.requests import Replier
     from dart_cli.config.endpoints import run_endpoints
@@ -198,7 +198,7 @@ def _worker(settings: Settings, config: Config) -> subprocess.Popen[str]:
 
 
 def _ask(worker: subprocess.Popen[str], message: Mapping[str, object]) -> Figures:
-    """Let the worker receive a version; return what it says. The check's own deadline ends a wait for ever."""
+    """Let the worker receive a version; return its answer. The deadline of the check ends an endless wait."""
     assert worker.stdin is not None
     assert worker.stdout is not None
     worker.stdin.write(json.dumps(message) + "\n")

@@ -82,7 +82,7 @@ def vllm(settings: Settings) -> Figures:
 
 
 def _swapped(settings: Settings, name: str, lora: Any) -> tuple[Figures, str]:
-    """Compare one vLLM with the trainer, before and after other weights; (what was measured, what is wrong)."""
+    """Compare one vLLM with the trainer, before and after other weights; return (figures, what is wrong)."""
     from dart_cli.doctor.logprob_check import compare_with_limit, split_batch
     from dart_cli.policy.loader import weight_tensors
     from dart_cli.train.logprob_check import (
@@ -167,7 +167,7 @@ def _of_vllm(settings: Settings, lora: Any) -> Config:
 
 
 async def _served(config: Config, weights: Path) -> tuple[Batch, list[Batch], Batch, Figures]:
-    """Play before, beside and after the engine takes `weights` as version 0; (the three, what was measured)."""
+    """Play before, beside and after the engine takes `weights` as version 0; return three batches, and figures."""
     from dart_cli.doctor.logprob_check import MOST_TOKENS, RunPrompts, Trial, play_trial
     from dart_cli.doctor.trial_episode import LOAD_S
     from dart_cli.engines.responder import PolicyResponder

@@ -27,7 +27,7 @@ class MissedError(Exception):
 
 
 class BrokenError(Exception):
-    """A promise does not hold; `figures` is what was measured."""
+    """An error that says that a promise does not hold; `figures` is what was measured."""
 
     def __init__(self, why: str, figures: Figures) -> None:
         super().__init__(why)

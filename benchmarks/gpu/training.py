@@ -79,7 +79,7 @@ def planned(settings: Settings, layers: int, tokens: int, predicted: int, adapte
 
 
 def deepest(settings: Settings, tokens: int, predicted: int) -> int:
-    """Return the most layers whose masters, gradients and moments one GPU holds, by doctor's plan."""
+    """Return the most layers whose masters, gradients and moments one GPU holds, by the doctor's plan."""
     most = written_layers(settings)
     if not settings.device.startswith("cuda"):
         return most
@@ -177,7 +177,7 @@ def update(settings: Settings) -> Figures:
 
 
 def _updated_if_it_fits(settings: Settings, layers: int, batch: Batch) -> Figures:
-    """Return what `_updated` finds, with fewer layers where the memory is not as planned; the result then says so."""
+    """Return the figures of `_updated`, with fewer layers where memory is short; the result then notes it."""
     failed: list[int] = []
     while True:
         try:
@@ -229,7 +229,7 @@ def _learner(config: Config) -> Iterator[Any]:
 
 
 def _matmul_tflops(settings: Settings) -> float:
-    """Return what one large matrix product reaches here."""
+    """Return the TFLOP/s that one large matrix product reaches here."""
     side = 256 if settings.tiny else 8192
     one = torch.randn(side, side, device=settings.device, dtype=torch.bfloat16)
     one @ one
@@ -329,7 +329,7 @@ def one_by_one(settings: Settings) -> Figures:
 
 
 def plain_loop(settings: Settings) -> Figures:
-    """Return what one would write with transformers: a sample at a time, its loss, AdamW in bfloat16.
+    """Run a plain transformers loop: one sample at a time, its loss, AdamW in bfloat16.
 
     Without cuDNN's attention, which would make a plan for each of their lengths.
     """
@@ -392,7 +392,7 @@ def plain_loop(settings: Settings) -> Figures:
 
 
 def lora(settings: Settings) -> Figures:
-    """Measure updates of adapters of rank 32 on every layer there is."""
+    """Measure updates of adapters of rank 32 on all layers."""
     from dart_cli.config.schema import LoraConfig
     from dart_cli.train.packs.rank_shares import packed_batches
 

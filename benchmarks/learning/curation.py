@@ -55,7 +55,7 @@ PANEL = 6
 
 
 def main() -> None:
-    """Play what is missing, draw, and print one JSON line."""
+    """Play the runs that are missing, draw, and print one JSON line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each arm")
     parser.add_argument("--first-seed", type=int, default=4, help="0 to 3 chose the set-up")
@@ -102,7 +102,7 @@ def main() -> None:
 def measure(
     study: Study, arms: Sequence[Arm], seeds: Sequence[int], levels: Sequence[float], at_once: int
 ) -> dict[str, object]:
-    """Play all runs; returns their summary."""
+    """Play all runs and return their summary."""
     config = load_config(study.config, list(study.sets))
     if any(arm.needs_pool for arm in arms):
         collect_pool(study, tell)

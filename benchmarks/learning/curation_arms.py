@@ -98,7 +98,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train."""
+    """One way to train, as settings of a run."""
 
     base: str
     parts: tuple[str, ...] = ()

@@ -73,7 +73,7 @@ class Study:
         return self.work.absolute() / "pool"
 
     def sets_of(self, arm: Arm) -> list[str]:
-        """Return the `--set` of an arm, then those of every run."""
+        """Return the `--set` of an arm, then the ones of every run."""
         return [*_COMMON, *arm.sets(self.pool), *self.sets]
 
 
@@ -346,7 +346,7 @@ def summarize(
 
 
 def _compared(arms: Mapping[str, Arm]) -> tuple[str, str]:
-    """Return the names of the baseline and of the arm that is held against it.
+    """Return the names of the baseline and of the arm that is compared with it.
 
     Plain GRPO and ours, at any rate and budget; else those of the first study; else the first arm
     and the last.

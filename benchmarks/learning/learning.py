@@ -128,7 +128,7 @@ def imitate(out: Path, seconds: float, sets: Sequence[str]) -> dict[str, Any]:
 
 
 def by_hand(config: Path, out: Path, seed: int, sets: Sequence[str]) -> dict[str, Any]:
-    """Return the four roles as a person starts them; each is stopped and started again at its fifth."""
+    """Run the four roles as a person starts them; each is stopped and started again at its fifth."""
     run_dir = out / "by_hand"
     options = overrides([*sets, f"run.dir={run_dir}", f"run.seed={seed}"])
     goal = load_config(config, [*sets]).train.updates
@@ -183,7 +183,7 @@ def wait_for(run_dir: Path, goal: int, children: dict[str, subprocess.Popen[str]
 
 
 def call(command: Sequence[str]) -> tuple[dict[str, Any], float]:
-    """Run it, pass its progress on, and return the JSON of its last line and its CPU seconds."""
+    """Run a command, pass its progress on, and return the JSON of its last line and its CPU seconds."""
     print("+", " ".join(command), flush=True)
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

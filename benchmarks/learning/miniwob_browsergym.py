@@ -85,7 +85,7 @@ def compare_verdicts(
 
 
 def drawn_seed(seed: int) -> int:
-    """Return the seed that BrowserGym hands a page for its own."""
+    """Return the seed that BrowserGym passes to a page, drawn from its own seed."""
     return int(np.random.RandomState(seed).randint(0, 1_000_000))
 
 
@@ -108,7 +108,7 @@ async def _play(config: Config, weights: Path | None) -> list[PlayedEpisode]:
 
 
 def _row(env: GuiEnv, episode: PlayedEpisode, scale: float) -> dict[str, Any]:
-    """Return what both say of one episode."""
+    """Return both verdicts on one episode."""
     page, seed = page_of(episode.task.id), int(episode.planned.name.rpartition("/")[2])
     task = find_task("browsergym", f"browsergym/miniwob.{page}")
     actions = [

@@ -63,7 +63,7 @@ HOURS = {"all": 4.0, "twelve": 1.0, "other": 0.25}
 
 
 def main() -> None:
-    """Play what is missing, gather, draw, and print one JSON line."""
+    """Play the runs that are missing, gather and draw the results, and print one JSON line."""
     arguments = _parser().parse_args()
     part = arguments.pages[0] if arguments.pages[0] in ("all", "twelve") else "other"
     pages: tuple[str, ...] = {"all": (), "twelve": tuple(TWELVE)}.get(part, (*arguments.pages,))
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
 def measure(
     study: Study, base: str, part: str, arms: Sequence[str], seeds: Sequence[int], results: Path
 ) -> dict[str, Any]:
-    """Play all runs, seed by seed, and gather what is there after each; the figures by arm."""
+    """Play all runs, seed by seed, and gather the results after each; return the figures by arm."""
     cells = ResultCache(study.work / "results", lambda cell: _settings(study, cell))
     cells_to_play = [Cell(arm, seed) for seed in seeds for arm in arms]
     runs: dict[str, list[Result]] = {}
@@ -182,7 +182,7 @@ def _pictures(suffix: str) -> dict[str, str]:
 
 
 def gather(results: Path, keys: Sequence[str], value: Mapping[str, Any]) -> dict[str, Any]:
-    """Put figures at their place in the file, beside those of other parts; returns all of them."""
+    """Put figures at their place in the file, beside the figures of other parts; return all of them."""
     summary: dict[str, Any] = {"benchmark": "miniwob"}
     if results.exists():
         summary = json.loads(results.read_text(encoding="utf-8"))

@@ -158,7 +158,7 @@ def _by_instance(films: Sequence[Film]) -> dict[tuple[str, int], Film]:
 
 
 def gained_most(summary: Summary) -> list[str]:
-    """Return the trained pages by what they gained, the most first."""
+    """Return the trained pages in order of their gain in success, the largest first."""
     rows = [(page, row) for page, row in summary["pages"].items() if row["trained"]]
     return [page for page, row in sorted(rows, key=lambda row: row[1]["before"] - row[1]["after"])]
 

@@ -69,7 +69,7 @@ class Study:
     sets: tuple[str, ...] = ()
 
     def sets_of(self, cell: Cell) -> list[str]:
-        """Return the `--set` of one run, but for its folder."""
+        """Return the `--set` values of one run, without its folder."""
         share = FLAT_SHARE if cell.arm == "flat" else 1.0
         overrides = [
             f"model.path={json.dumps(self.model)}",
@@ -89,7 +89,7 @@ class Study:
         return [page_of(task.id) for task in training_tasks(config)]
 
     def evaluated(self) -> list[str]:
-        """Return the trained pages and, in a study of all pages, those of Pix2Act's table that are not trained on."""
+        """Return the trained pages and, in a study of all pages, the other pages of Pix2Act's table."""
         trained = self.trained()
         if self.pages:
             return trained
@@ -116,7 +116,7 @@ def _options(study: Study, cell: Cell, run_dir: Path) -> list[str]:
 
 
 def _evaluate(study: Study, cell: Cell, name: str, tell: Callable[[str], None]) -> Evaluation:
-    """Return the evaluation of the base, or of a run's newest weights; what is over of it is not played again."""
+    """Return the evaluation of the base, or of a run's newest weights; episodes that are over are not played again."""
     is_base = name == BEFORE
     run_dir = study.work / "before" / str(cell.seed)
     if not is_base:
@@ -229,7 +229,7 @@ def curve_of(judged: Sequence[tuple[str, bool]], points: int = POINTS) -> list[d
 
 
 def metered(command: Sequence[str], study: Study, name: str, part: str) -> None:
-    """Run a command to its end, all it prints added to a log, and keep what CPU time it takes.
+    """Run a command to its end, add its output to a log, and store its CPU time.
 
     It ends with this process. Raises ChildError if it fails; a Ctrl-C stops it first.
     """

@@ -6,9 +6,9 @@
     stop     `dart up configs/quickstart.toml`: the run ends at train.stop_at
     whole    the same file without it: all of train.updates
 
-The claim is a held-out success of at least 0.95 for each seed; the limit is 1. A run that is done is kept in --work and not
-played again; one that was stopped goes on where it was. Minutes mean little where other work shares the cores, so each
-run has the machine's load before and after. The last line is JSON; about 6 minutes a run on two idle cores.
+The claim is a held-out success of at least 0.95 for each seed; the limit is 1. A run that is done is kept in
+--work and not played again; one that was stopped goes on where it was. Minutes mean little where other work
+shares the cores, so each run has the machine's load before and after. The last line is JSON; about 6 minutes a run on two idle cores.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def printable(line: Result) -> Result:
-    """Return what is kept of the JSON line of `dart up`."""
+    """Return the stored part of the JSON line of `dart up`."""
     keys = ("success_before", "success_after", "success_after_interval", "greedy_after", "episodes")
     of_run = ("trajectories", "updates", "updates_planned", "stopped_at", "note")
     return {
@@ -117,7 +117,7 @@ def summarized(arm: str, results: dict[Cell, Result]) -> dict[str, Any]:
 
 
 def tell(text: str) -> None:
-    """Write a line with the time of day to stderr, for the person who waits."""
+    """Write a line with the time of day to stderr."""
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
     sys.stderr.flush()
 

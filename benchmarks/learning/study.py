@@ -73,7 +73,7 @@ class ResultCache:
         return result
 
     def put(self, cell: Cell, result: Result) -> None:
-        """Keep a result; the file is complete or absent."""
+        """Store a result; the file is complete or absent."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(cell)
         partial = path.with_suffix(".tmp")
@@ -164,7 +164,7 @@ def overrides(sets: Sequence[str]) -> list[str]:
 
 
 def call(command: Sequence[str], log: Path, root: Path) -> Result:
-    """Run a command in `root`, all it prints added to `log`; returns the JSON of its last line.
+    """Run a command in `root`, add its output to `log`, and return the JSON of its last line.
 
     Raises ChildError if it fails.
     """
@@ -186,7 +186,7 @@ def call(command: Sequence[str], log: Path, root: Path) -> Result:
 
 
 def call_within(deadline_s: float, command: Sequence[str], log: Path, root: Path) -> None:
-    """Run a command in `root`, all it prints added to `log`; at the deadline it is stopped, as by Ctrl-C.
+    """Run a command in `root` and add its output to `log`; stop it at the deadline, as by Ctrl-C.
 
     Raises ChildError if it fails, or has not ended by the deadline.
     """
@@ -211,7 +211,7 @@ def call_within(deadline_s: float, command: Sequence[str], log: Path, root: Path
 
 
 def _logged(command: Sequence[str], log: Path) -> TextIO:
-    """Return the log, with the command as its next line."""
+    """Open the log and write the command as its next line."""
     log.parent.mkdir(parents=True, exist_ok=True)
     file = log.open("a", encoding="utf-8")
     file.write(f"+ {' '.join(command)}\n")

@@ -1,4 +1,4 @@
-"""A task of one step with a screenshot, for peers that cannot play several: the first screen of docs/examples/guests_env.py."""
+"""A task of one step, for peers that play no more: the first screen of docs/examples/guests_env.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _guests: Any = import_module("docs.examples.guests_env")  # an example for users
 
 
 class OneScreenEnv(_guests.GuestsEnv):  # type: ignore[misc]
-    """A click on a guest ends the episode; it passes where the instruction named them."""
+    """A list of guests on which one click ends the episode; it passes if it hits the named guest."""
 
     def step(self, action: Any) -> tuple[Any, ...]:
         """Do as the guest list, without its dialog."""

@@ -14,11 +14,11 @@
 One run at a time, each on all cores. Of each arm, over seeds:
 
     trajectories_s   finished in a second, from the first one on
-    cpu_s_to, trajectories_to   from the beginning of play until the newest 256 have a success of 0.6, 0.8, 0.9; null if never
+    cpu_s_to, trajectories_to   from the beginning of play until the newest 256 succeed to 0.6, 0.8, 0.9; null if never
     peak_mb          memory of all its processes together
 
-and of each peer `..._ratio`: dart's figure divided by the peer's. CPU seconds and memory are read four times a second from the
-processes that live. A run's figures are kept in --work and it is not played again. The last line is JSON.
+and of each peer `..._ratio`: dart's figure divided by the peer's. CPU seconds and memory are read four
+times a second from the processes that live. A run's figures are kept in --work and it is not played again. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def play(arm: str, task: str, seed: int, minutes: float, python: str) -> Run:
 
 
 def watched(command: list[str], deadline_s: float, log: Path) -> Run:
-    """Run it; its lines of JSON are trajectories. Raises SystemExit where it fails."""
+    """Run a command whose lines of JSON are trajectories. Raises SystemExit where it fails."""
     run = Run()
     with log.open("w") as errors:
         process = subprocess.Popen(
@@ -245,7 +245,7 @@ def ratios(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str
 
 
 def main() -> None:
-    """Play what is asked for, write it, print it as one line."""
+    """Play the chosen arms, write the results and print them as one line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--tasks", nargs="+", choices=list(CONFIGS), default=list(CONFIGS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -76,7 +76,7 @@ class PlainLoop:
         self._numbers = count()
 
     def update(self) -> list[float]:
-        """Play a batch, learn from it; the rewards of its trajectories."""
+        """Play a batch and learn from it; return the rewards of its trajectories."""
         episodes = self._begin_episodes()
         while playing := [episode for episode in episodes if not episode.is_over]:
             prompts = [
@@ -179,7 +179,7 @@ class PlainLoop:
 
 
 def options_of(doc: str) -> argparse.Namespace:
-    """Return what a peer is started with, and as many threads of torch; `doc` is its module's."""
+    """Read the options of a peer and set the threads of torch; `doc` is the docstring of its module."""
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("config", type=Path)
     parser.add_argument("--seed", type=int, default=0)
@@ -192,7 +192,7 @@ def options_of(doc: str) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train for so long, a line of JSON for each update."""
+    """Train for `--minutes`; print a line of JSON for each update."""
     options = options_of(__doc__ or "")
     loop = PlainLoop(load_config(options.config, options.sets), options.seed)
     end, episodes = time.monotonic() + 60 * options.minutes, 0

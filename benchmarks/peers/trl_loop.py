@@ -110,7 +110,7 @@ class Until(TrainerCallback):  # type: ignore[misc]
 
 
 def main() -> None:
-    """Train for so long."""
+    """Train for `--minutes`."""
     options = options_of(__doc__ or "")
     disable_progress_bars()
     config = load_config(options.config, options.sets)

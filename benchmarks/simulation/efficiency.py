@@ -102,7 +102,7 @@ class Options:
 
 
 def run_efficiency(options: Options) -> dict[str, Any]:
-    """Play all arms, print tables, write pictures; returns the JSON object of the last line of stdout.
+    """Play all arms, print tables, write pictures; return the JSON object of the last line of stdout.
 
     Raises ConfigError for invalid options, ChildError if a run could not be kept alive.
     """
@@ -240,7 +240,7 @@ def summary(
 
 
 def _check_suite(options: Options) -> None:
-    """Raise ConfigError for a suite whose speed cannot be chosen, before any arm is played."""
+    """Raise ConfigError if the speed of the suite cannot be set, before any arm is played."""
     config = load_config(options.config_path, list(options.overrides))
     try:
         check_options(config.env.suite, {"profile": options.profile, "fault_rate": FAULT_RATE})

@@ -212,12 +212,12 @@ class TimedEngine:
         self._poll()
 
     def gauges(self) -> dict[str, float]:
-        """Load for the heartbeat: in_flight, waiting, tokens, prefills, and LoadMeter's."""
+        """Return the load for the heartbeat: in_flight, waiting, tokens, prefills, and LoadMeter's."""
         self._poll()
         return self._replica.gauges()
 
     async def close(self) -> None:
-        """Cancel what is in flight; waiting callers get an EngineError."""
+        """Cancel all requests; waiting callers get an EngineError."""
         self._closed = True
         futures: list[asyncio.Future[Any]] = [pending.future for pending in self._pending.values()]
         if self._swap is not None:

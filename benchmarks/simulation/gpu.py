@@ -150,7 +150,7 @@ class Replica:
         return len(self._waiting)
 
     def gauges(self) -> dict[str, float]:
-        """Load up to the latest time given; see LoadMeter."""
+        """Return the load up to the latest time given; see LoadMeter."""
         return {
             "in_flight": float(self.running),
             "waiting": float(self.waiting),
@@ -163,7 +163,7 @@ class Replica:
     # --- events ----------------------------------------------------------------------
 
     def advance(self, now: float) -> list[SimulatedRequest]:
-        """Simulate until `now`; returns the requests that ended since the last call, in order."""
+        """Simulate until `now`; return the requests that ended since the last call, in order."""
         self._run_until(now)
         finished, self._finished = self._finished, []
         return finished

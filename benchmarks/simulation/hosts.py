@@ -18,7 +18,7 @@ FIRST = "10.78.0.1"
 
 @dataclass(frozen=True)
 class Host:
-    """One of them."""
+    """A host: its address, and the command that runs another command there."""
 
     address: str
     enter: tuple[str, ...]  # from the system
@@ -26,7 +26,7 @@ class Host:
 
 
 class NotPermittedError(Exception):
-    """The system allows no namespaces to this user, or has no tools for them."""
+    """An error that says that this user may have no namespaces, or that tools for them are missing."""
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ class ProcessCost:
 
 @dataclass
 class Recording:
-    """A window [began, ended] of a run, unix seconds, and what was recorded in and around it."""
+    """A window [began, end] of a run, unix seconds, and what was recorded in and around it."""
 
     began: float = 0.0
     end: float = 0.0

@@ -108,7 +108,7 @@ def main() -> None:
 
 
 def play(options: argparse.Namespace, participants: Sequence[Host]) -> dict[str, Any]:
-    """Return the run of the timed system; `played` are the hosts, the first of which this is."""
+    """Play the timed system and return its figures; `participants` are the hosts, this one first."""
     envs = len(participants) - 1 if participants else 2
     settings = SETTINGS | {
         "env.slots": str(options.slots // envs),
@@ -177,7 +177,7 @@ def network(participants: Sequence[Host]) -> str:
 
 
 def figures(options: argparse.Namespace, config: Config, recording: Recording) -> dict[str, Any]:
-    """Return what is reported of the run."""
+    """Return the reported figures of the run."""
     bound = bound_of(config, slots=options.slots, workers=options.workers)
     with open_reader(config.run.dir) as reader:
         measured = measure(recording, reader, bound, slots=options.slots, speedup=1.0)

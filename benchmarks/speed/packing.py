@@ -105,7 +105,7 @@ Gradients = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class PlayedSamples:
-    """The samples of one history, and what the engine's prefix cache had of their prompts."""
+    """The samples of one history, and how much of their prompts the prefix cache had."""
 
     batch: Batch
     prompt_tokens: int
@@ -178,7 +178,7 @@ async def play(config: Config, engine: Engine, trajectories: int, steps: int) ->
 
 
 def served(samples: PlayedSamples) -> dict[str, Any]:
-    """Return what an engine was asked for and what of it it computed."""
+    """Return the tokens that an engine was asked for, and the ones that it computed."""
     return {
         "prompt_tokens": samples.prompt_tokens,
         "prefilled_tokens": samples.prefilled_tokens,
@@ -236,7 +236,7 @@ def alone(model: TrainModel, batch: Batch) -> int:
 
 
 def packed(model: TrainModel, batch: Batch, pack_tokens: int) -> int:
-    """Compute the same gradients as `alone`, in packs; returns the tokens computed."""
+    """Compute the same gradients as `alone`, in packs; return the number of tokens computed."""
     [part] = packed_batches(batch, model.policy, pack_tokens=pack_tokens)
     total = sum(map(len, batch.samples))
     computed = 0
@@ -266,7 +266,7 @@ KERNELS = {
 
 
 def counted(model: TrainModel, batch: Batch, run: Callable[[], int]) -> Cost:
-    """Return the cost of `run` but for its seconds; screens are prepared before."""
+    """Return the cost of `run` without its seconds; screens are prepared before."""
     for name, encoded in batch.images.items():
         model.policy.images.prepare(encoded, name)
     with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:

@@ -19,7 +19,7 @@ from envs.contract.registry import make_env
 
 
 class AnyClick:
-    """The text seeds the place of a click."""
+    """An action parser in which every text is a click; the text seeds its place."""
 
     limits: Mapping[str, str] = {}
 
@@ -38,7 +38,7 @@ class AnyClick:
 
 
 class LongDesk:
-    """A GuiEnv whose screens change at each step: what is done is what the oracle would do.
+    """A GuiEnv whose screens change at each step, since it does what the oracle would do.
 
     Where a task ends, the next one begins, so an episode lasts as long as its lease lets it.
     """
@@ -55,7 +55,7 @@ class LongDesk:
         return first
 
     def step(self, _: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """See GuiEnv; the action is another."""
+        """Do the oracle's action in place of the given one; see GuiEnv."""
         observation, _reward, terminated, truncated, info = self._env.step(
             self._env.oracle_action()
         )

@@ -79,7 +79,7 @@ class Rounds:
         self._begin_if_full()
 
     async def act(self, request: ActRequest) -> Completion:
-        """Return what the policy says to one screen, once all others have asked, too."""
+        """Return the policy's completion for one screen, once all other episodes have asked too."""
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, answer))
         self._begin_if_full()
@@ -156,11 +156,11 @@ class Player:
         return self._config.rollout.max_batch
 
     def take(self, envs: Sequence[GuiEnv]) -> None:
-        """Play in these from now on, as many as there were."""
+        """Play in these environments from now on, as many as before."""
         self._envs = [_Direct(env) for env in envs]
 
     async def play(self, planned: Sequence[GroupMember]) -> list[PlayedEpisode]:
-        """Play all; results in the order of `planned`."""
+        """Play all episodes; return the results in the order of `planned`."""
         waiting = deque(enumerate(planned))
         episodes: dict[int, PlayedEpisode] = {}
 

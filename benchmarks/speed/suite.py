@@ -59,7 +59,7 @@ class SuiteRun:
 def measure(
     checkout: Path, files: Sequence[str] = (), *, bare: bool, beside: Collection[int] = ()
 ) -> SuiteRun:
-    """Run files of tests of a checkout, or all, and measure all their processes; those with the ids `beside` are others."""
+    """Run files of tests of a checkout, or all, and measure their processes, without the ids `beside`."""
     before, began = _children_cpu_s(beside), time.monotonic()
     environment = os.environ.get("DART_VENV", str(ROOT / ".venv"))
     python = f"{environment}/bin/python"
@@ -98,7 +98,7 @@ def measure(
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of processes whose own has ended, so that their time is counted."""
+    """Make this process the parent of processes whose parent has ended, so that their time is counted."""
     pr_set_child_subreaper = 36
     ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
 

@@ -31,7 +31,7 @@ ITEMS = "screenspot_web.json"
 
 
 def convert(layout: str, home: Path, *, skip_malformed: bool = False) -> str:
-    """Write the rows of a folder or file; what was written, in words. Raises UserError."""
+    """Write the rows of a folder or file; return a message about what was written. Raises UserError."""
     foreign = READERS[layout](home)
     if foreign.malformed and not skip_malformed:
         raise UserError(

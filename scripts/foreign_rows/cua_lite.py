@@ -105,7 +105,7 @@ def _keys_of(path: Path) -> set[str]:
 
 @contextmanager
 def _parquet(path: Path) -> Iterator[Any]:
-    """Open a file of Parquet while inside. Raises UserError where it cannot be read there."""
+    """Yield an open Parquet file. Raises UserError if it cannot be read."""
     pa, pq = pyarrow_modules()
     try:
         with pq.ParquetFile(path) as file:

@@ -47,7 +47,7 @@ class Grid:
     size: tuple[int, int]  # pixels
 
     def pixel(self, x: Any, y: Any) -> tuple[int, int]:
-        """Raise ValueError for what is no number of the grid."""
+        """Return the pixel of a place. Raises ValueError for a number outside the grid."""
         for value in (x, y):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not 0 <= value <= self.most:

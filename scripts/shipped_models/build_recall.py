@@ -130,7 +130,7 @@ def _inside(rng: Random, low: float, high: float) -> int:
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward pass over examples: hidden states, and what the last layer's attention saw."""
+    """A forward pass over examples: hidden states, and the inputs of the last layer's attention."""
 
     inputs: ModelInputs
     hidden: torch.Tensor  # [B, L, hidden], of the last layer
@@ -226,7 +226,7 @@ def hit_rate(policy: LoadedPolicy, examples: Sequence[Example]) -> float:
 
 
 def main() -> None:
-    """Build one folder and say how good it is."""
+    """Build one folder and print its figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--updates", type=int, default=30)

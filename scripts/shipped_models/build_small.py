@@ -137,7 +137,7 @@ def naming_sheet(
 
 
 def sheet_of(preparer: ImagePreparer, scene: Scene, most: int, rng: Random) -> ReadSheet:
-    """Return a scene with its own questions, and at most so many about what is in sight."""
+    """Return a scene with its own questions, and at most `most` about what is in sight."""
     return read_sheet(preparer, scene, [*scene.queries, *queries_of(scene, rng)[:most]])
 
 
@@ -187,7 +187,7 @@ CORPUS_TESTS = {
 
 
 def sources_of(preparer: ImagePreparer, corpus: Path) -> Mapping[str, Source]:
-    """Return what stages draw from."""
+    """Return the sources from which stages draw, by name."""
     faces: tuple[Faces, ...] = ("one", "many")
     stored = {
         name: (load(corpus / folder, names), most) for name, (folder, names, most) in CORPUS.items()
@@ -310,7 +310,7 @@ def stages_of(hours: float) -> list[Stage]:
 
 
 def finish(trainer: Trainer, policy: LoadedPolicy, build: dict[str, Any], out: Path) -> None:
-    """Write the model in bfloat16, and its figures by test and kind of what was written."""
+    """Write the model in bfloat16, and the figures of the written weights by test and kind."""
     policy.model.to(torch.bfloat16).to(torch.float32)
     scores = {name: trainer.score(name) for name in trainer.tests}
     policy.model.to(torch.bfloat16)
@@ -334,7 +334,7 @@ def finish(trainer: Trainer, policy: LoadedPolicy, build: dict[str, Any], out: P
 
 
 def main() -> None:
-    """Build one checkpoint and say how good it is."""
+    """Build one checkpoint and print its figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hours", type=float, default=2.0, help="CPU hours of training")

@@ -282,7 +282,7 @@ def pointing_loss(
 ) -> torch.Tensor:
     """Return the cross entropy between where two heads of the last layer look and where the widget is.
 
-    A position that says a coordinate must first find the widget; told so directly it learns
+    A position that says a coordinate must first find the widget; with this loss it learns
     to match word and image in a hundred updates (after GUI-Actor, arXiv 2506.03143).
     """
     hidden = inputs_of_attention["hidden_states"]  # [B, L, hidden]
@@ -398,9 +398,9 @@ def train(
     seed: int,
     seconds: float,
 ) -> Iterator[str]:
-    """Train in place for `seconds` of CPU time; yields a line of progress now and then.
+    """Train in place for `seconds` of CPU time; yield a line of progress every 15 s.
 
-    `draw` makes a sheet, told which share of the training is over; `test` is held out.
+    `draw` makes a sheet from the share of the training that is over; `test` is held out.
     """
     model = policy.model
     packer = Packer(policy.tokenizer, policy.image_token_id, policy.images.merge)
@@ -474,7 +474,7 @@ def kind_of(text: str) -> str:
 
 
 def main() -> None:
-    """Build one checkpoint and say how good it is."""
+    """Build one checkpoint and print its hit rates."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=300.0, help="CPU seconds of training")

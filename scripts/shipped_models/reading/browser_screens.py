@@ -204,7 +204,7 @@ def _laid_out(rng: Random, pieces: list[str]) -> str:
 
 
 def _ground(rng: Random, is_miniwob: bool) -> str:
-    """Return what lies behind: nothing, a little noise or a gradient."""
+    """Return the ground of the page: nothing, a little noise or a gradient."""
     if rng.random() < (0.96 if is_miniwob else 0.6):
         return ""
     if rng.random() < 0.5:

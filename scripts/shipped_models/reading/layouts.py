@@ -44,7 +44,7 @@ def look_alikes(rng: Random, text: str, held_out: bool) -> list[str]:
 def free_place(
     rng: Random, area: Area, width: int, height: int, occupied: list[Area]
 ) -> Area | None:
-    """Return a place of this size in the area that is clear of what is taken, or None."""
+    """Return a place of this size in the area that is clear of what is `occupied`, or None."""
     left, top, right, bottom = area
     if right - left < width or bottom - top < height:
         return None
@@ -236,7 +236,7 @@ def form(pen: Pen, area: Area) -> None:
 
 
 def checks(pen: Pen, area: Area) -> None:
-    """Check boxes or radio buttons with labels, in one column or two."""
+    """Draw check boxes or radio buttons with labels, in one column or two."""
     rng = pen.rng
     left, top, right, bottom = area
     face = pen.face()

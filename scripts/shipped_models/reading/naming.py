@@ -56,7 +56,7 @@ _FIXED_WORDS = frozenset((*words.UI_WORDS, *words.FIRST_NAMES, *words.LAST_NAMES
 
 
 def key_of(text: str) -> str:
-    """Return what two labels must differ in to be told apart: case does not count."""
+    """Return the part of a text that distinguishes two labels: case does not count."""
     return " ".join(text.lower().split())
 
 

@@ -121,7 +121,7 @@ def fields(w: Writer) -> str:
 
 
 def checks(w: Writer) -> str:
-    """Check boxes or radio buttons with their labels on one side, below one another or in rows."""
+    """Return check boxes or radio buttons with their labels on one side, below one another or in rows."""
     kind = w.rng.choice(("checkbox", "checkbox", "radio"))
     group, before = w.number(), w.chance(0.2)
     inline = w.chance(0.2)
@@ -371,7 +371,7 @@ def post(w: Writer) -> str:
 
 
 def dialog(w: Writer) -> str:
-    """Return a dialog on top of what is there: of jQuery UI, or the theme's own."""
+    """Return a dialog on top of the page: of jQuery UI, or the theme's own."""
     answer = w.word() if w.held_out else words.ui_word(w.rng)
     inner = f"<p>{w.sentence(9)}</p>"
     if w.chance(0.3):

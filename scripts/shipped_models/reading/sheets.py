@@ -112,14 +112,14 @@ def read_sheet(preparer: ImagePreparer, scene: Scene, queries: Sequence[Query]) 
 
 
 def prompt(query: Query) -> str:
-    """Return what the model is told, as a `policy.template` of two lines, {instruction} and {previous}, has it."""
+    """Return the text of the prompt, as a `policy.template` of two lines, {instruction} and {previous}, has it."""
     if query.before is None:
         return query.text
     return f"{query.text}\n{Previous().text(query.before)}"
 
 
 def with_steps(queries: Sequence[Query], rng: Random, share: float) -> list[Query]:
-    """Return the same questions as `asked`, a `share` of them with random steps before, which change no answer."""
+    """Return the same `queries`, a `share` of them with random steps before, which change no answer."""
     results = []
     for query in queries:
         if query.before is None and rng.random() < share:
@@ -206,7 +206,7 @@ def dense_loss(
     sheets: Sequence[ReadSheet],
     numbers: torch.Tensor,
 ) -> torch.Tensor:
-    """Return what image tokens do not say yet: characters, looks and, through the rows of numbers, places."""
+    """Return the loss of characters, looks and, through the rows of numbers, places."""
     tokens = torch.cat(features.embeds)
     return (
         letter_loss(heads, tokens, sheets)

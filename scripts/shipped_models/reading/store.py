@@ -48,7 +48,7 @@ def load(folder: Path, names: str = "*") -> Packed:
 
 
 def write_shard(path: Path, scenes: Iterable[Scene]) -> int:
-    """Write a shard, renamed to `path` when it is complete; how many scenes it has."""
+    """Write a shard, renamed to `path` when it is complete; return how many scenes it has."""
     packed = [msgpack.packb(_plain(scene)) for scene in scenes]
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_suffix(f".{os.getpid()}.half")
@@ -60,7 +60,7 @@ def write_shard(path: Path, scenes: Iterable[Scene]) -> int:
 def write_shards(
     folder: Path, shards: Iterable[tuple[str, Callable[[], Iterable[Scene]]]]
 ) -> Iterator[tuple[str, int]]:
-    """Write those shards that are not there yet, by name; yields each with its number of scenes."""
+    """Write the shards that are not there yet; yield the name and number of scenes of each."""
     for name, make in shards:
         path = folder / f"{name}{SUFFIX}"
         if not path.exists():
@@ -68,7 +68,7 @@ def write_shards(
 
 
 def _plain(scene: Scene) -> list[Any]:
-    """Return a scene as lists; its picture without what is needless in it."""
+    """Return a scene as lists; its picture is compressed."""
     image = scene.image
     buffer = io.BytesIO()
     image.save(buffer, "png", compress_level=6)

@@ -111,7 +111,7 @@ class Trainer:
         self._last_test = 0.0
 
     def run(self, stage: Stage) -> Iterator[str]:
-        """Train one stage, from where an earlier run of it stopped; yields lines of progress.
+        """Train one stage, from where an earlier run of it stopped; yield lines of progress.
 
         Raises UserError where the corpus lacks what the stage draws.
         """
