@@ -130,7 +130,9 @@ class DesktopSession:
             self.desktop.launch(Path(command[0]).name, command)
 
             def has_opened() -> bool:
-                new_windows = [opened for opened in self._display.windows() if opened.id not in before]
+                new_windows = [
+                    opened for opened in self._display.windows() if opened.id not in before
+                ]
                 return any(window in opened.title for opened in new_windows)
 
             self.desktop.wait_for(
