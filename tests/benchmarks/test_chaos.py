@@ -30,7 +30,7 @@ from tests.data.parts import (
 )
 from tests.simulated import QUICK
 
-SUITE = Path(__file__).parents[1] / "suites" / "coin_suite.py"
+SUITE = Path(__file__).parents[1] / "own_suites" / "coin_suite.py"
 CONFIG = """
 [run]
 dir = "{folder}/run"

@@ -125,7 +125,7 @@ def is_one_line(attempt: Callable[[], object]) -> bool:
 def test_a_cut_task_file_is_a_suite_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    whole = (Path(__file__).parents[1] / "suites" / "coin_suite.py").read_bytes()
+    whole = (Path(__file__).parents[1] / "own_suites" / "coin_suite.py").read_bytes()
     path = tmp_path_factory.mktemp("cut") / "suite.py"
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
     assert is_one_line(lambda: load_suite(f"{path}:CoinSuite"))
