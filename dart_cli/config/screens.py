@@ -58,7 +58,9 @@ def screen_of_suite(config: Config) -> tuple[int, int] | None:
         parameter = inspect.signature(suite.make_env).parameters.get("size")
     except (DartError, ValueError):
         return None
-    size = getattr(suite, "size", None) if parameter is None else parameter.default
+    size = parameter.default if parameter is not None else None
+    if size is None:  # the suite's own
+        size = getattr(suite, "size", None)
     options = {"size": list(size) if isinstance(size, tuple) else size}
     env = config.env.model_copy(update={"options": options})
     try:

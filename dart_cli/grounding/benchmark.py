@@ -201,7 +201,7 @@ class Settings(WorkSettings):
     what: ClassVar = "evaluation of grounding"
     verb: ClassVar = "dart eval grounding"
     option: ClassVar = "--out"
-    told_alone: ClassVar = ("items", "malformed", "model", "verifier")
+    may_differ: ClassVar = ("items", "malformed", "model", "verifier")
     """Fields on which no answer depends: a start with more items of a set continues one with fewer."""
 
     set: str

@@ -115,7 +115,7 @@ def test_a_trainer_that_does_not_fit_names_what_spreads_it_and_is_started_again(
 ) -> None:
     """Another process may hold the memory that it lacks, so it is not the user's mistake."""
     monkeypatch.setattr(torch.nn.Module, "to", refused)
-    monkeypatch.setattr(model_files, "_filled", refused)
+    monkeypatch.setattr(model_files, "_load_parameter", refused)
     config = Config.model_validate({"model": {"dtype": dtype}})
     with pytest.raises(DartError, match="does not fit into the memory of cpu") as raised:
         TrainModel.load(config)

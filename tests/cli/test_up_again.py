@@ -131,11 +131,11 @@ def test_the_trainer_recovers_by_checkpoints_that_are_complete(
     config = load_config(config_path, ["eval.around=false"])
     run_up(config, config_path, [], fresh=False)
     [(name, progress)] = given.items()
-    assert (name, progress.unit, progress.done()) == ("train", "checkpoint", 0)
+    assert (name, progress.unit, progress.amount()) == ("train", "checkpoint", 0)
     folder = config.run.dir / "checkpoints"
     for made, wanted in (("c000010", 10), ("c1000000", 1_000_000), (".c2000000.draft", 1_000_000)):
         (folder / made).mkdir(parents=True)
-        assert progress.done() == wanted
+        assert progress.amount() == wanted
 
 
 def test_fresh_moves_the_old_run_aside_and_never_a_live_one(tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ def test_an_action_parser_that_shows_other_text_shows_the_sampled_tokens_where_p
 
 
 TEMPLATES = {
-    "shows a past message otherwise": (
+    "shows a past message differently": (
         "{%- for m in messages -%}<|im_start|>{{ m.role }}{{ '' if loop.last else ', before' }}\n"
         "{% if m.content is string %}{{ m.content }}{% else %}"
         "{%- for p in m.content -%}{% if p.type == 'image' %}<|vision_start|><|image_pad|>"

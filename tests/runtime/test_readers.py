@@ -33,7 +33,7 @@ VERBS = {"eval", "up", "tune"}
 
 NOT_IN_A_SMALL_RUN = {
     "data": {
-        *("data.over_provision", "data.baseline_margin", "train.checkpoint_every"),
+        *("data.baseline_margin", "train.checkpoint_every"),
         "train.attention_minutes",  # while a run needs attention
         *("model.path", "rollout.engine"),  # where trajectories are imported
     },
