@@ -135,7 +135,7 @@ async def test_torchruns_next_start_under_the_same_id_and_port_trains_on(
     code, output = await run_trainer(config, before, program=program)
     await killing
     assert code == 1, output
-    await until(lambda: list(ranks.glob("*/verdict")))
+    await until(lambda: list(ranks.glob("*/end-reason")))
     after = Data(batches)
     code, output = await run_trainer(config, after, program=program)
     assert code == 0, output
