@@ -121,7 +121,9 @@ def _children_cpu_s(beside: Collection[int]) -> float:
 @contextlib.contextmanager
 def busy_processes(count: int) -> Iterator[list[int]]:
     """Run processes that compute without end, for as long as the block lasts; yield their ids."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    # A loop ends with its parent, also where that is killed.
+    loop = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+    processes = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(count)]
     try:
         yield [process.pid for process in processes]
     finally:
