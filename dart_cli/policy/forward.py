@@ -20,6 +20,7 @@ import inspect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, Cache, PreTrainedModel
 
 from dart_cli.policy.images import PreparedImage, patches_of
+from dart_cli.policy.state_plan import StatePlan, StateShape, plan_rows
 
 BATCHED_VISION = "dart_flash_equal_lengths"
 """The name of our vision attention in transformers, which makes a packed call for names that contain
@@ -195,11 +197,12 @@ def last_hidden(
     last: int,
     features: ImageFeatures | None = None,
     cache: Cache | None = None,
+    cuts: Sequence[Sequence[int]] = (),
 ) -> torch.Tensor:
     """Return the hidden states [B, last, H] of the last positions, after the final norm.
 
     `features` belong to `inputs.images` and are computed here if absent. `cache` is read and extended if
-    passed.
+    passed. Recurrent layers leave their states before the columns `cuts` [B][C] of each row there, too.
     """
     device = device_of(model)
     inner: Any = model.model
@@ -209,10 +212,38 @@ def last_hidden(
         position_ids=inputs.position_ids.to(device),
         past_key_values=cache,
         use_cache=cache is not None,
+        **_state_arguments(model, inputs, cache, cuts),
         **image_arguments(model, inputs.images, inputs.image_order, features),
     )
     hidden: torch.Tensor = output.last_hidden_state[:, -last:]
     return hidden
+
+
+def _state_arguments(
+    model: PreTrainedModel,
+    inputs: ModelInputs,
+    cache: Cache | None,
+    cuts: Sequence[Sequence[int]],
+) -> dict[str, Any]:
+    """Return the arguments of a forward pass for the recurrent layers of `model`, if it has any."""
+    shape = StateShape.of(model)
+    if shape is None:
+        return {}
+    device = device_of(model)
+    rows, length = inputs.input_ids.shape
+    continues = cache is not None and cache.layers[shape.layers[0]].begin() is not None
+    if continues and length == 1:
+        return {"state_plan": _decoding_plan(rows, shape.columns, device)}
+    mask = inputs.attention_mask[:, -length:]
+    plan = plan_rows(mask, shape.columns, device, cuts=cuts, continues=continues)
+    return {"state_plan": plan}
+
+
+@lru_cache(maxsize=256)
+def _decoding_plan(rows: int, columns: int, device: torch.device) -> StatePlan:
+    """Return the plan of a pass over one token of each of `rows` sequences."""
+    mask = torch.ones((rows, 1), dtype=torch.long)
+    return plan_rows(mask, columns, device, continues=True)
 
 
 def logits(

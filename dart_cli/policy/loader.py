@@ -5,7 +5,7 @@
     LoadedPolicy    the model, its tokenizer, its image preparer, and its special token ids
     weight_tensors  returns the tensors that the trainer publishes and the engine loads
 
-Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one) and Qwen3-VL are supported. Nothing is downloaded.
+Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one), Qwen3-VL and Qwen3.5 are supported. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from dart_cli.config.schema import LoraConfig, Pointing
 from dart_cli.hardware.device import check_memory
 from dart_cli.language.pointer_tokens import PointerTokens, pointer_tokens
 from dart_cli.language.vocabulary import CUT, END, LiteralText, forbidden_ids
+from dart_cli.policy.delta_net import use_states
 from dart_cli.policy.forward import ModelInputs, collate, device_of, use_batched_vision
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.lora import add_adapters, is_adapter
@@ -192,6 +193,7 @@ def load_policy(
     if weights:
         use_batched_vision(model)
         use_packed(model)
+        use_states(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **_LOCAL)
         preparer = ImagePreparer(Qwen2VLImageProcessorPil.from_dict(processor))

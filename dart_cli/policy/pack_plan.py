@@ -3,7 +3,6 @@
     PackLayout   the nodes of a pack: the tokens of each, and its parent
     PackPlan     the index tables of a layout for one device and dtype
     plan_pack    makes the PackPlan of a PackLayout
-    PackPlans    the plans of one pack, each made when a layer first needs it
 
 The queries of a node attend to all keys of its ancestors and, causally, to the node's own keys. Gathering
 these keys side by side makes each node an ordinary sequence with at most as many queries as keys, causal from
@@ -108,21 +107,6 @@ def plan_pack(
     if accelerator.takes_packs(device, dtype):
         return _varlen_plan(layout, device, window)
     return _bucket_plan(layout, device, dtype, window)
-
-
-class PackPlans:
-    """The plans of one pack, one for each device, dtype and window of its layers."""
-
-    def __init__(self, layout: PackLayout) -> None:
-        self._layout = layout
-        self._plans: dict[tuple[torch.device, torch.dtype, int], PackPlan] = {}
-
-    def plan(self, device: torch.device, dtype: torch.dtype, window: int) -> PackPlan:
-        """Return the plan for queries of `dtype` on `device`; layers with equal arguments share one."""
-        key = device, dtype, window
-        if key not in self._plans:
-            self._plans[key] = plan_pack(self._layout, device, dtype, window=window)
-        return self._plans[key]
 
 
 def _varlen_plan(layout: PackLayout, device: torch.device, window: int) -> PackPlan:

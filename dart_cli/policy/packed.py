@@ -1,5 +1,6 @@
 """The trainer's forward pass over a pack: trees of token sequences in one row, with each token once.
 
+    PackPlans         the index tables of a pack, for all of its layers
     PackedInputs      the token ids, positions, layout and distinct images of a pack
     packed_hidden     computes the hidden states that the output embedding reads
     use_packed        lets the language layers of a model take packs as well as padded batches
@@ -35,8 +36,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from bus.errors import ModelError
 from dart_cli.hardware import accelerator
-from dart_cli.policy.pack_plan import PackLayout, PackPlan, PackPlans
+from dart_cli.policy.pack_plan import PackLayout, PackPlan, plan_pack
 from dart_cli.policy.pointer_head import head_of
+from dart_cli.policy.state_plan import StatePlan, plan_layout
 
 # Imported late: scripts/gpu-check times attention with torch and transformers alone.
 if TYPE_CHECKING:
@@ -45,6 +47,29 @@ if TYPE_CHECKING:
 
 PACKED = "dart_packed"
 """The name of our language attention in transformers. It attends like `sdpa` where no plan is passed."""
+
+
+class PackPlans:
+    """The plans of one pack, each made when a layer first needs it."""
+
+    def __init__(self, layout: PackLayout) -> None:
+        self._layout = layout
+        self._plans: dict[tuple[torch.device, torch.dtype, int], PackPlan] = {}
+        self._states: dict[tuple[torch.device, int], StatePlan] = {}
+
+    def plan(self, device: torch.device, dtype: torch.dtype, window: int) -> PackPlan:
+        """Return the plan for queries of `dtype` on `device`; layers with equal arguments share one."""
+        key = device, dtype, window
+        if key not in self._plans:
+            self._plans[key] = plan_pack(self._layout, device, dtype, window=window)
+        return self._plans[key]
+
+    def states(self, device: torch.device, columns: int) -> StatePlan:
+        """Return the plan of recurrent layers on `device`; see `plan_layout`."""
+        key = device, columns
+        if key not in self._states:
+            self._states[key] = plan_layout(self._layout, columns, device)
+        return self._states[key]
 
 
 class _Gathered(torch.autograd.Function):
@@ -106,7 +131,7 @@ def packed_attention(
 ) -> torch.Tensor:
     """Return a pack's attention [L, heads, D], from query [L, heads, D], key and value [L, kv_heads, D]."""
     if plan.keys is not None:
-        key, value = _gathered(key, plan.keys), _gathered(value, plan.keys)
+        key, value = gather_rows(key, plan.keys), gather_rows(value, plan.keys)
     if plan.buckets:
         return _bucketed(query, key, value, plan, scale)
     assert plan.query_ends is not None
@@ -116,7 +141,8 @@ def packed_attention(
     )
 
 
-def _gathered(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def gather_rows(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return rows [K, ...] of a tensor [L, ...]; gradients add up in float32 or better."""
     gathered: torch.Tensor = _Gathered.apply(rows, index)  # type: ignore[no-untyped-call]
     return gathered
 

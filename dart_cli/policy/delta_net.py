@@ -1,0 +1,259 @@
+"""The forward pass of Gated DeltaNet layers, which engine and trainer share (arXiv 2412.06464).
+
+    use_states      lets the recurrent layers of a model take packs and batches that begin from states
+    LayerStates     what one layer keeps of some sequences: the last inputs of its convolution, and a state
+    StateCache      one layer's states before and after a pass
+    delta_net       computes a layer over the nodes of a StatePlan (state_plan.py)
+    missing_kernel  names the package that a GPU needs
+
+Three of four layers of Qwen3.5 are of this kind. With `use_states` they compute packs and batches by one
+function, so that no state passes from one sequence to another, and a tree gives the hidden states of its
+paths. A forward pass without a plan, as transformers itself makes it, is computed by transformers.
+
+The gated delta rule is transformers' on a CPU and in float32, where it computes in float32 whatever it is
+given. On a GPU in half precision it is the kernel of flash-linear-attention. No kernel is downloaded.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+
+from bus.errors import MissingPartError
+from dart_cli.hardware import accelerator
+from dart_cli.policy.packed import PackPlans, gather_rows
+from dart_cli.policy.state_plan import StatePlan, StateShape
+
+KERNEL_PACKAGE = "flash-linear-attention"
+
+
+@dataclass
+class LayerStates:
+    """What one layer keeps of S sequences."""
+
+    inputs: torch.Tensor  # [S, columns, channels], the last inputs of the convolution
+    states: torch.Tensor  # [S, heads, key, value], float32 or better
+
+    def select(self, rows: torch.Tensor) -> LayerStates:
+        """Return copies of some sequences [R]."""
+        return LayerStates(self.inputs.index_select(0, rows), self.states.index_select(0, rows))
+
+
+class StateCache:
+    """One layer's states: of the roots of a pass before it, and of all nodes after it."""
+
+    def __init__(self, begin: LayerStates | None = None) -> None:
+        self.kept = begin
+
+    def begin(self) -> LayerStates | None:
+        """Return the states from which the roots begin; None if they begin from nothing."""
+        return self.kept
+
+    def end(self, after: LayerStates) -> None:
+        """Take the states after the pass, of all nodes in order."""
+        self.kept = after
+
+    def batch_select_indices(self, rows: torch.Tensor) -> None:
+        """Keep the states of some sequences [R] alone, some of them several times."""
+        assert self.kept is not None
+        self.kept = self.kept.select(rows)
+
+
+def use_states(model: PreTrainedModel) -> None:
+    """Let the recurrent layers of `model`, if it has any, take packs and batches that begin from states.
+
+    Raises MissingPartError on a GPU without the kernel.
+    """
+    shape = StateShape.of(model)
+    if shape is None:
+        return
+    if accelerator.is_gpu(next(model.buffers()).device) and (missing := missing_kernel()):
+        raise MissingPartError(missing)
+    inner: Any = model.model
+    for index in shape.layers:
+        layer = inner.language_model.layers[index].linear_attn
+        layer.forward = _planned(layer, layer.forward)
+
+
+def missing_kernel() -> str:
+    """Return what to install so that a GPU computes recurrent layers; empty if nothing is missing."""
+    if importlib.util.find_spec("fla") is not None:
+        return ""
+    return (
+        "the recurrent layers of this model need a GPU kernel that is not installed; "
+        f"pip install {KERNEL_PACKAGE}"
+    )
+
+
+def _planned(layer: nn.Module, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return a forward pass of `layer` that follows a plan, and is `plain` where none is passed."""
+
+    def forward(
+        hidden_states: torch.Tensor,  # [B, L, H]
+        cache_params: Any = None,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        pack_plans: PackPlans | None = None,
+        state_plan: StatePlan | None = None,
+        **options: Any,
+    ) -> torch.Tensor:
+        if pack_plans is not None:
+            state_plan = pack_plans.states(hidden_states.device, layer.conv_kernel_size - 1)
+        if state_plan is None:
+            return plain(
+                hidden_states, cache_params=cache_params, attention_mask=attention_mask, **options
+            )
+        cache = None if cache_params is None else cache_params.layers[layer.layer_idx]
+        out = delta_net(layer, hidden_states.flatten(0, 1), state_plan, cache)
+        return out.view(hidden_states.shape)
+
+    return forward
+
+
+def delta_net(
+    layer: Any, hidden: torch.Tensor, plan: StatePlan, cache: StateCache | None = None
+) -> torch.Tensor:
+    """Return a layer's output [T, H] from hidden states [T, H]; tokens that are in no node get that of zeros.
+
+    The roots begin from the states in `cache`, which gets those of all nodes; without one from nothing.
+    """
+    # 1. Project every token once; one more row of zeros is the padding.
+    tokens = len(hidden)
+    mixed, gate = layer.in_proj_qkv(hidden), layer.in_proj_z(hidden)
+    beta = F.pad(layer.in_proj_b(hidden).sigmoid(), (0, 0, 0, 1))
+    speed = F.softplus(_precise(layer.in_proj_a(hidden)) + layer.dt_bias)
+    decay = F.pad(-_precise(layer.A_log).exp() * speed, (0, 0, 0, 1))
+    begin = None if cache is None else cache.begin()
+    earlier = () if begin is None else (begin.inputs.flatten(0, 1),)
+    rows = torch.cat([F.pad(mixed, (0, 0, 0, 1)), *earlier])
+    # 2. Compute the nodes depth by depth; those of a group in one call of the rule.
+    rule = _recurrent if plan.single and not hidden.requires_grad else _chunked
+    states = None if begin is None else begin.states
+    outputs: list[torch.Tensor] = []
+    left: list[torch.Tensor] = []  # the states after the nodes
+    for groups in plan.depths:
+        before, states = states, None
+        following: list[torch.Tensor] = []
+        for group in groups:
+            query, key, value = _convolved(layer, rows, group.inputs)
+            core, last = rule(
+                query,
+                key,
+                value,
+                decay[group.tokens],
+                beta[group.tokens],
+                None if before is None else before.index_select(0, group.starts),
+                group.lengths,
+            )
+            outputs.append(core.flatten(0, 1))
+            following.append(last)
+        states = torch.cat(following)
+        left.append(states)
+    if cache is not None:
+        cache.end(LayerStates(rows[plan.ends], torch.cat(left).index_select(0, plan.nodes)))
+    # 3. Put the tokens in their order, and leave the layer.
+    padded = F.pad(torch.cat(outputs), (0, 0, 0, 0, 0, 1))
+    core = padded.index_select(0, plan.places)
+    width = layer.head_v_dim
+    core = layer.norm(core.reshape(-1, width), gate.reshape(-1, width))
+    out: torch.Tensor = layer.out_proj(core.reshape(tokens, -1))
+    return out
+
+
+def _convolved(
+    layer: Any, rows: torch.Tensor, inputs: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return queries and keys [B, N, heads, key] and values [B, N, heads, value] of a group of nodes.
+
+    `rows` [R, channels] are gathered by `inputs` [B, columns + N].
+    """
+    gathered = gather_rows(rows, inputs.flatten()).view(*inputs.shape, -1)
+    weight = layer.conv1d.weight
+    mixed = F.conv1d(gathered.transpose(1, 2), weight, groups=len(weight)).transpose(1, 2)
+    parts = F.silu(mixed).split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
+    query, key = (part.unflatten(-1, (-1, layer.head_k_dim)) for part in parts[:2])
+    shared = layer.num_v_heads // layer.num_k_heads
+    if shared > 1:
+        query, key = (part.repeat_interleave(shared, 2) for part in (query, key))
+    return query, key, parts[2].unflatten(-1, (-1, layer.head_v_dim))
+
+
+def _precise(values: torch.Tensor) -> torch.Tensor:
+    """Return `values` in float32, or in float64 if they are float64."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+# --- the gated delta rule: S' = exp(g) S, then S = S' + beta k (v - k S'), out = q S, per head
+
+
+def _chunked(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    begin: torch.Tensor | None,
+    lengths: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Apply the rule to B sequences of at most N tokens, in chunks of tokens.
+
+    Take queries and keys [B, N, heads, key], values [B, N, heads, value], `decay` (g) and `beta`
+    [B, N, heads], 0 on padding, the states `begin` [B, heads, key, value] or None for zeros, and `lengths`
+    [B]. Return the outputs [B, N, heads, value], arbitrary on padding, and the states after the sequences.
+    """
+    options = {"initial_state": begin, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    if not accelerator.takes_packs(query.device, query.dtype):
+        rule = _library_rule("torch_chunk_gated_delta_rule")
+        core, last = rule(query, key, value, g=decay, beta=beta, **options)
+        return core, last
+    # The kernel takes sequences behind one another.
+    real = torch.arange(query.shape[1], device=lengths.device) < lengths[:, None]
+    inputs = [part[real][None] for part in (query, key, value)]
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    flat, last = chunk_gated_delta_rule(
+        *inputs,
+        g=decay[real][None],
+        beta=beta[real][None],
+        cu_seqlens=F.pad(lengths.cumsum(0), (1, 0)),
+        **options,
+    )
+    core = value.new_zeros(value.shape)
+    core[real] = flat[0]
+    return core, last
+
+
+def _recurrent(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    begin: torch.Tensor | None,
+    lengths: torch.Tensor,  # noqa: ARG001 (the signature is that of `_chunked`)
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Apply the rule token by token, for sequences of one token; see `_chunked`."""
+    options = {"initial_state": begin, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    rule: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    if accelerator.takes_packs(query.device, query.dtype):
+        from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule as rule
+    else:
+        rule = _library_rule("torch_recurrent_gated_delta_rule")
+    return rule(query, key, value, g=decay, beta=beta, **options)
+
+
+def _library_rule(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """Return transformers' own function; it would call an installed kernel that does not run on a CPU."""
+    from transformers.models.qwen3_5 import modeling_qwen3_5
+
+    rule: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    rule = inspect.unwrap(getattr(modeling_qwen3_5, name))
+    return rule
