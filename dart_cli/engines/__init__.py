@@ -10,6 +10,7 @@ sampling             draws tokens with their log-probabilities and entropies fro
 transformers_engine  the engine over transformers, with these parts:
 batch                the running batch
 caches               keys and values of the batch and of earlier prompts, features of screens
+states               states of recurrent layers: of the batch, and snapshots of earlier prompts
 pointer_sampling     the tokens that a pointer forces, and the patch that is drawn with the last of them
 
 vllm/                the engine over vLLM

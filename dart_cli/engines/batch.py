@@ -10,6 +10,15 @@ has its own length, position, temperature and random numbers.
 A prefill computes the tokens that the prefix cache (dart_cli.engines.caches) does not have. All rows of a
 prefill end in the same column, so each computes as many tokens as the row with the most to compute; rows that
 differ much run in separate passes. Equal prompts that join together are computed once.
+
+Recurrent layers can begin only where a snapshot of their states was taken. So with such layers each row
+computes exactly the tokens after its snapshot, with padding between the earlier tokens and these:
+
+    column      0  1  2  3  4  5  6  7
+    row 0       a  b  c  d  |  e  f  g  h      4 earlier tokens, 4 new ones
+    row 1       .  .  p  q  |  .  .  .  r      2 earlier tokens, 1 new one
+
+The padding is taken out before the rows join the batch.
 """
 
 from __future__ import annotations
@@ -18,10 +27,9 @@ import contextlib
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache
+from transformers import Cache
 
 from dart_cli.engines.caches import (
     BLOCK,
@@ -31,10 +39,12 @@ from dart_cli.engines.caches import (
     FeatureCache,
     PrefixCache,
     kv_bytes_per_token,
+    state_bytes_per_row,
 )
 from dart_cli.engines.pointer_sampling import PointerSampler
 from dart_cli.engines.requests import ActiveRequest
 from dart_cli.engines.sampling import sample
+from dart_cli.policy.delta_net import StateCache
 from dart_cli.policy.forward import ImageFeatures, ModelInputs, last_hidden, vocabulary_logits
 from dart_cli.policy.loader import LoadedPolicy
 
@@ -56,7 +66,7 @@ class Prefilled:
     """Requests after their prefill, before their keys and values are added to those of the batch."""
 
     jobs: Sequence[ActiveRequest]
-    cache: DynamicCache  # padded on the left
+    cache: Cache  # padded on the left
     lengths: list[int]  # [rows], tokens of each in the cache
 
 
@@ -66,12 +76,24 @@ class _Prompt:
 
     jobs: list[ActiveRequest]
     token_ids: list[int]
+    keys: Sequence[bytes]  # of the blocks of its tokens
     blocks: list[int]  # of the prefix cache, from the first token on
+    start: int  # the first token to compute
 
     @property
     def new(self) -> int:
         """The number of tokens to compute, at least one."""
-        return len(self.token_ids) - min(len(self.blocks) * BLOCK, len(self.token_ids) - 1)
+        return len(self.token_ids) - self.start
+
+    @property
+    def cuts(self) -> list[int]:
+        """The tokens before which snapshots of recurrent states are taken.
+
+        These are the end of the prompt, and the token where it parts from an earlier one.
+        """
+        end = (len(self.token_ids) - 1) // BLOCK * BLOCK
+        parting = min(len(self.blocks) * BLOCK, end)
+        return sorted({cut for cut in (parting, end) if cut > self.start})
 
 
 class RunningBatch:
@@ -91,7 +113,9 @@ class RunningBatch:
         self._features = features
         self._pointers = PointerSampler(policy, features)
         self._cache = BatchKVCache()
-        self._most_tokens = max(1, cache_bytes // kv_bytes_per_token(policy.model))
+        self._cache_bytes = cache_bytes
+        self._token_bytes = kv_bytes_per_token(policy.model)
+        self._row_bytes = state_bytes_per_row(policy.model)
         self._prefixes = PrefixCache(policy.model, prefix_bytes)
         self._weights = 0  # counts changes of the weights
 
@@ -101,7 +125,8 @@ class RunningBatch:
         rows = len(self.jobs)
         for job in islice(waiting, slots):
             longest = max(longest, job.most_tokens)
-            if rows > 0 and (rows + 1) * longest > self._most_tokens:
+            row_bytes = longest * self._token_bytes + self._row_bytes
+            if rows > 0 and (rows + 1) * row_bytes > self._cache_bytes:
                 break
             rows += 1
         return rows - len(self.jobs)
@@ -117,9 +142,8 @@ class RunningBatch:
         prompts = self._prompts(jobs)
         passes = [self._prefill(part, version) for part in _alike(prompts)]
         for prefilled in passes:
-            layer: Any = prefilled.cache.layers[0]
             rows = list(enumerate(prefilled.jobs))
-            self._store(prefilled.cache, rows, prefilled.lengths, end=layer.keys.shape[2])
+            self._store(prefilled.cache, rows, prefilled.lengths, end=max(prefilled.lengths))
         return passes
 
     def _prompts(self, jobs: Sequence[ActiveRequest]) -> list[_Prompt]:
@@ -131,28 +155,57 @@ class RunningBatch:
             key = (*token_ids, *(image.key for image in job.images))
             if key not in prompts:
                 keys = job.block_keys(token_ids, self._policy.image_token_id)
-                blocks = self._prefixes.match(keys)
-                prompts[key] = _Prompt([], token_ids, blocks)
+                blocks, start = self._prefixes.match(keys), len(token_ids) - 1
+                if self._prefixes.snapshots is not None:
+                    usable = keys[: min(len(blocks), start // BLOCK)]
+                    start = self._prefixes.snapshots.longest(usable) * BLOCK
+                start = min(start, len(blocks) * BLOCK)
+                prompts[key] = _Prompt([], token_ids, keys, blocks, start)
             prompts[key].jobs.append(job)
         return list(prompts.values())
 
     def _prefill(self, prompts: Sequence[_Prompt], version: int) -> Prefilled:
         """Run one pass over `prompts`, in which each computes as many tokens as the one with the most."""
         # 1. Read the tokens before these from the prefix cache, and compute the rest.
-        policy = self._policy
+        policy, snapshots = self._policy, self._prefixes.snapshots
         firsts = [prompt.jobs[0] for prompt in prompts]
         lengths = [len(prompt.token_ids) for prompt in prompts]
-        new, longest = max(prompt.new for prompt in prompts), max(lengths)
+        new = max(prompt.new for prompt in prompts)
+        starts = [max(0, length - new) for length in lengths]
+        keys: list[bytes | None] = [None] * len(prompts)
+        if snapshots is not None:
+            starts = [prompt.start for prompt in prompts]
+            keys = [
+                prompt.keys[start // BLOCK - 1] if start else None
+                for prompt, start in zip(prompts, starts, strict=True)
+            ]
+        past = [
+            CachedPrefix(prompt.blocks, start, key)
+            for prompt, start, key in zip(prompts, starts, keys, strict=True)
+        ]
+        cache = self._prefixes.read(past, max(starts))
         inputs = policy.inputs_of(
             [prompt.token_ids for prompt in prompts], [job.images for job in firsts]
         )
-        past = [
-            CachedPrefix(prompt.blocks, max(0, length - new))
-            for prompt, length in zip(prompts, lengths, strict=True)
-        ]
-        cache = self._prefixes.read(past, longest - new)
         inputs, features = self._rest(inputs, firsts, new)
-        hidden = last_hidden(policy.model, inputs, last=1, features=features, cache=cache)[:, 0]
+        mask = _mask(
+            starts, [length - start for length, start in zip(lengths, starts, strict=True)]
+        )
+        inputs = replace(inputs, attention_mask=mask)
+        cuts = (
+            []
+            if snapshots is None
+            else [
+                [cut + new - length for cut in prompt.cuts]
+                for prompt, length in zip(prompts, lengths, strict=True)
+            ]
+        )
+        hidden = last_hidden(
+            policy.model, inputs, last=1, features=features, cache=cache, cuts=cuts
+        )[:, 0]
+        if snapshots is not None:
+            self._take_snapshots(prompts, cache)
+            _take_out_padding(cache, mask)
         # 2. Copy the row of a prompt that several requests share, and draw a token for each request.
         rows = [row for row, prompt in enumerate(prompts) for _ in prompt.jobs]
         jobs = [job for prompt in prompts for job in prompt.jobs]
@@ -165,11 +218,31 @@ class RunningBatch:
         self._draw(jobs, hidden, version)
         # 3. Count.
         total = sum(lengths[row] for row in rows)
-        computed = sum(min(new, length) for length in lengths)
+        computed = sum(lengths) - sum(starts)
         self.tokens.total += total
         self.tokens.computed += computed
         self.tokens.cached += total - computed
         return Prefilled(jobs, cache, [lengths[row] for row in rows])
+
+    def _take_snapshots(self, prompts: Sequence[_Prompt], cache: Cache) -> None:
+        """Store the recurrent states at the cuts of `prompts`; each row has left the states of all its nodes.
+
+        Then keep the states at the ends of the rows alone.
+        """
+        assert self._prefixes.snapshots is not None
+        nodes: list[tuple[bytes, int]] = []
+        ends: list[int] = []
+        for prompt in prompts:
+            node = ends[-1] + 1 if ends else 0
+            for cut in prompt.cuts:
+                nodes.append((prompt.keys[cut // BLOCK - 1], node))
+                node += 1
+            ends.append(node)
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self._prefixes.snapshots.store(cache, nodes)
+        for layer in cache.layers:
+            if isinstance(layer, StateCache):
+                layer.batch_select_indices(torch.tensor(ends).to(layer.device))
 
     def _rest(
         self, inputs: ModelInputs, jobs: Sequence[ActiveRequest], new: int
@@ -271,8 +344,11 @@ class RunningBatch:
     def store_prefixes(self, jobs: Container[ActiveRequest]) -> None:
         """Store the keys and values of ended requests, so that later requests can begin from them.
 
-        Do not call it after their pass has failed.
+        A model with recurrent layers can only begin from snapshots, and gets none here. Do not call this after
+        their pass has failed.
         """
+        if self._prefixes.snapshots is not None:
+            return
         rows = [(row, job) for row, job in enumerate(self.jobs) if job in jobs]
         if rows:
             self._store(self._cache, rows, self._cache.lengths, self._cache.end)
@@ -301,6 +377,36 @@ class RunningBatch:
         )
         for row, job in enumerate(jobs):
             job.builder.add(forced.get(row, tokens[row]), version)
+
+
+def _mask(earlier: Sequence[int], new: Sequence[int]) -> torch.Tensor:
+    """Return the mask [rows, columns] of rows with `earlier` tokens in a cache and `new` tokens after them."""
+    mask = torch.zeros((len(new), max(earlier) + max(new)), dtype=torch.long)
+    for row, (before, after) in enumerate(zip(earlier, new, strict=True)):
+        mask[row, max(earlier) - before : max(earlier)] = 1
+        mask[row, mask.shape[1] - after :] = 1
+    return mask
+
+
+def _take_out_padding(cache: Cache, mask: torch.Tensor) -> None:
+    """Move the tokens of each row in `cache` to the right, over the padding between them.
+
+    `mask` [rows, columns] is 1 on tokens. Columns in which no row has a token are dropped.
+    """
+    counts = mask.sum(1)
+    longest = int(counts.max())
+    columns = torch.arange(mask.shape[1])
+    if torch.equal(mask, (columns >= mask.shape[1] - counts[:, None]).long()):
+        return  # no row has padding between its tokens
+    order = mask.argsort(dim=1, stable=True)[:, -longest:]  # padding first
+    for layer in cache.layers:
+        if isinstance(layer, StateCache):
+            continue
+        index = order.to(layer.keys.device)[:, None, :, None]
+        for name in ("keys", "values"):
+            old = getattr(layer, name)
+            moved = old.gather(2, index.expand(-1, old.shape[1], -1, old.shape[3]))
+            setattr(layer, name, moved)
 
 
 def _alike(prompts: Iterable[_Prompt]) -> list[list[_Prompt]]:

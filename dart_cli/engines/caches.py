@@ -4,6 +4,7 @@
     PrefixCache          the keys and values of earlier prompts, by digest
     BlockKeys            the digests of one sequence
     kv_bytes_per_token   the size of one token's keys and values
+    state_bytes_per_row  the size of one sequence's states in recurrent layers (dart_cli.engines.states)
     FeatureCache         the vision tower's output for recent screens
     vision_digest        a digest of the vision tower in a weight set; features stay valid while it is equal
 
@@ -42,12 +43,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from dart_cli.engines.states import BatchStates, StateSnapshots
+from dart_cli.policy.delta_net import StateCache
 from dart_cli.policy.forward import ImageFeatures, ModelInputs, image_features
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.loader import LoadedPolicy
+from dart_cli.policy.state_plan import StateShape
 from dart_cli.policy.weight_set import WeightSet, directory_of
 
 SPARE_COLUMNS = 32
@@ -64,7 +68,7 @@ NO_VISION = ""
 
 
 class KVShape(NamedTuple):
-    """The shape of one token's keys, and of its values, over all layers."""
+    """The shape of one token's keys, and of its values, over all layers that have them."""
 
     layers: int
     heads: int
@@ -77,13 +81,22 @@ class KVShape(NamedTuple):
         queries = int(text.num_attention_heads)
         heads = int(getattr(text, "num_key_value_heads", None) or queries)
         width = int(getattr(text, "head_dim", None) or text.hidden_size // queries)
-        return cls(int(text.num_hidden_layers), heads, width)
+        recurrent = StateShape.of(model)
+        layers = int(text.num_hidden_layers) - len(recurrent.layers if recurrent else ())
+        return cls(layers, heads, width)
 
 
 def kv_bytes_per_token(model: PreTrainedModel) -> int:
     """Return the bytes of one token's keys and values over all layers of `model`."""
     element: int = model.get_input_embeddings().weight.element_size()
     return 2 * math.prod(KVShape.of(model)) * element
+
+
+def state_bytes_per_row(model: PreTrainedModel) -> int:
+    """Return the bytes of one sequence's states in the recurrent layers of `model`; 0 if it has none."""
+    shape = StateShape.of(model)
+    element: int = model.get_input_embeddings().weight.element_size()
+    return shape.nbytes(element) if shape else 0
 
 
 class _CacheLayer(DynamicLayer):  # type: ignore[misc]  # transformers' caches are untyped
@@ -97,6 +110,25 @@ class _CacheLayer(DynamicLayer):  # type: ignore[misc]  # transformers' caches a
         self.lazy_initialization(keys, values)
         self.keys, self.values = keys, values
         self._owner = owner
+
+    def join(self, fresh: DynamicLayer, rows: slice, columns: slice) -> None:
+        """Write the keys and values of a prefill into some rows and columns."""
+        self.keys[rows, :, columns] = fresh.keys
+        self.values[rows, :, columns] = fresh.values
+
+    def copy_rows(self, holes: Sequence[int], moved: Sequence[int], columns: slice) -> None:
+        """Copy some columns of the rows `moved` into the rows `holes`."""
+        self.keys[holes, :, columns] = self.keys[moved, :, columns]
+        self.values[holes, :, columns] = self.values[moved, :, columns]
+
+    def lay_out(self, rows: int, columns: int, used: slice, into: slice) -> None:
+        """Copy the columns `used` to the columns `into` of a layout of `rows` and `columns`."""
+        before = len(self._owner.lengths)
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = old.new_zeros((rows, old.shape[1], columns, old.shape[3]))
+            new[:before, :, into] = old[:before, :, used]
+            setattr(self, name, new)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
@@ -123,23 +155,28 @@ class BatchKVCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[])
         self.lengths: list[int] = []  # [rows], tokens of each
         self.end = 0
+        self._rows = 0  # of the layout, as are the columns
+        self._columns = 0
 
     @property
     def start(self) -> int:
         """The first column in use."""
         return self.end - max(self.lengths, default=0)
 
-    def join(self, fresh: DynamicCache, lengths: Sequence[int]) -> None:
+    def join(self, fresh: Cache, lengths: Sequence[int]) -> None:
         """Add the rows of a prefill, which are padded on the left and have `lengths` [rows] tokens."""
         before, rows = len(self.lengths), len(self.lengths) + len(lengths)
         longest = max(lengths)
         if not self.layers:
             self._lay_out_like(fresh, rows, longest)
-        elif rows > self.layers[0].keys.shape[0] or longest > self.end:
+        elif rows > self._rows or longest > self.end:
             self._lay_out(rows, max(longest, *self.lengths))
+        columns = slice(self.end - longest, self.end)
         for layer, new in zip(self.layers, fresh.layers, strict=True):
-            layer.keys[before:rows, :, self.end - longest : self.end] = new.keys
-            layer.values[before:rows, :, self.end - longest : self.end] = new.values
+            if isinstance(layer, BatchStates):
+                layer.join(new.kept)
+            else:
+                layer.join(new, slice(before, rows), columns)
         self.lengths += lengths
 
     def remove(self, rows: Collection[int]) -> list[int]:
@@ -153,11 +190,11 @@ class BatchKVCache(Cache):  # type: ignore[misc]
         if not remaining:
             self.clear()
             return order
-        if holes:
-            columns = slice(self.start, self.end)
-            for layer in self.layers:
-                layer.keys[holes, :, columns] = layer.keys[moved, :, columns]
-                layer.values[holes, :, columns] = layer.values[moved, :, columns]
+        for layer in self.layers:
+            if isinstance(layer, BatchStates):
+                layer.remove(holes, moved, remaining)
+            elif holes:
+                layer.copy_rows(holes, moved, slice(self.start, self.end))
         self.lengths = [self.lengths[row] for row in order]
         return order
 
@@ -173,7 +210,7 @@ class BatchKVCache(Cache):  # type: ignore[misc]
 
     def begin_pass(self) -> torch.Tensor:
         """Make room for one token of each row, and return the mask [rows, columns in use + 1]."""
-        if self.end == self.layers[0].keys.shape[2]:
+        if self.end == self._columns:
             self._lay_out(len(self.lengths), max(self.lengths))
         columns = torch.arange(self.end - self.start + 1)
         padding = max(self.lengths) - torch.tensor(self.lengths)
@@ -184,27 +221,30 @@ class BatchKVCache(Cache):  # type: ignore[misc]
         self.end += 1
         self.lengths = [length + 1 for length in self.lengths]
 
-    def _lay_out_like(self, fresh: DynamicCache, rows: int, columns: int) -> None:
+    def _lay_out_like(self, fresh: Cache, rows: int, columns: int) -> None:
         """Make an empty layout with the layers of `fresh`."""
+        self._rows, self._columns, self.end = rows, _with_spare(columns), columns
         for new in fresh.layers:
-            shape = (rows, new.keys.shape[1], _with_spare(columns), new.keys.shape[3])
+            if isinstance(new, StateCache):
+                assert new.kept is not None
+                self.layers.append(BatchStates(new.kept, rows))
+                continue
+            shape = (rows, new.keys.shape[1], self._columns, new.keys.shape[3])
             # Zeros, not uninitialised memory: a masked column adds 0 times its value.
             self.layers.append(
                 _CacheLayer(self, new.keys.new_zeros(shape), new.values.new_zeros(shape))
             )
-        self.end = columns
 
     def _lay_out(self, rows: int, columns: int) -> None:
         """Copy the columns in use to the end of `columns` columns, with spare columns after them."""
-        before, used = len(self.lengths), slice(self.start, self.end)
+        used = slice(self.start, self.end)
         into = slice(columns - (self.end - self.start), columns)
+        self._rows, self._columns, self.end = rows, _with_spare(columns), columns
         for layer in self.layers:
-            for name in ("keys", "values"):
-                old = getattr(layer, name)
-                new = old.new_zeros((rows, old.shape[1], _with_spare(columns), old.shape[3]))
-                new[:before, :, into] = old[:before, :, used]
-                setattr(layer, name, new)
-        self.end = columns
+            if isinstance(layer, BatchStates):
+                layer.grow(rows)
+            else:
+                layer.lay_out(rows, self._columns, used, into)
 
 
 def _with_spare(columns: int) -> int:
@@ -250,6 +290,7 @@ class CachedPrefix:
 
     blocks: Sequence[int]  # from the first token on
     tokens: int  # at most BLOCK for each block
+    key: bytes | None = None  # of the snapshot at its end, for recurrent layers
 
 
 @dataclass(frozen=True)
@@ -264,20 +305,25 @@ class CachedRow:
 class PrefixCache:
     """The blocks of sequences served under the present weights, at most `limit_bytes`. For one thread.
 
-    A block never outlives the one before it in a sequence. The memory is allocated at the start; on a CPU it
-    is used only as blocks are filled. Raises torch.OutOfMemoryError.
+    A block never outlives the one before it in a sequence. Of a model with recurrent layers, half of the bytes
+    are for snapshots of their states. The memory is allocated at the start; on a CPU it is used only as blocks
+    are filled. Raises torch.OutOfMemoryError.
     """
 
     def __init__(self, model: PreTrainedModel, limit_bytes: int) -> None:
+        recurrent = StateShape.of(model)
+        if recurrent is not None:
+            limit_bytes //= 2
+        self.snapshots = StateSnapshots(model, recurrent, limit_bytes) if recurrent else None
         self._capacity = max(0, limit_bytes // (kv_bytes_per_token(model) * BLOCK) - 1)
         self._blocks: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys, values
+        self._attentions, heads, width = KVShape.of(model)
         if not self._capacity:
             return
-        layers, heads, width = KVShape.of(model)
         weight: Any = model.get_input_embeddings().weight
         shape = ((self._capacity + 1) * BLOCK, heads, width)
-        for _ in range(layers):
+        for _ in range(self._attentions):
             keys = torch.empty(shape, dtype=weight.dtype, device=weight.device)
             values = torch.empty_like(keys)
             keys[:BLOCK] = values[:BLOCK] = 0
@@ -287,8 +333,10 @@ class PrefixCache:
         return len(self._blocks)
 
     def clear(self) -> None:
-        """Drop all blocks, as when the weights have changed."""
+        """Drop all blocks and snapshots, as when the weights have changed."""
         self._blocks.clear()
+        if self.snapshots is not None:
+            self.snapshots.clear()
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
         """Return the cached blocks of a sequence, from the first one up to the first that is missing."""
@@ -301,12 +349,17 @@ class PrefixCache:
         self._touch(keys[: len(blocks)])
         return blocks
 
-    def read(self, rows: Sequence[CachedPrefix], columns: int) -> DynamicCache:
+    def read(self, rows: Sequence[CachedPrefix], columns: int) -> Cache:
         """Return the first tokens of each row in a cache of `columns` columns; they end in the last one.
 
-        The columns before them are 0.
+        The columns before them are 0. Recurrent layers have the states at the end of these tokens.
         """
-        cache = DynamicCache()
+        states = {} if self.snapshots is None else self.snapshots.read([row.key for row in rows])
+        attentions = [
+            index for index in range(len(states) + self._attentions) if index not in states
+        ]
+        layers = {index: DynamicLayer() for index in attentions} | states
+        cache = Cache(layers=[layers[index] for index in sorted(layers)])
         if not columns:
             return cache
         places = np.broadcast_to(np.arange(columns) % BLOCK, (len(rows), columns)).copy()
@@ -315,7 +368,7 @@ class PrefixCache:
             blocks = np.array(row.blocks, dtype=np.int64)
             place[columns - row.tokens :] = blocks[tokens // BLOCK] * BLOCK + tokens % BLOCK
         index = torch.from_numpy(places.ravel()).to(self._layers[0][0].device)
-        for number, layer in enumerate(self._layers):
+        for number, layer in zip(attentions, self._layers, strict=True):
             keys, values = (
                 part[index].view(*places.shape, *part.shape[1:]).transpose(1, 2) for part in layer
             )  # [rows, heads, columns, width]
@@ -350,7 +403,8 @@ class PrefixCache:
         into = torch.from_numpy((blocks[:, None] * BLOCK + within).ravel()).to(device)
         row = torch.from_numpy(places[:, 0].repeat(BLOCK)).to(device)
         column = torch.from_numpy((places[:, 1:] + within).ravel()).to(device)
-        for (keys, values), layer in zip(self._layers, cache.layers, strict=True):
+        attentions = [layer for layer in cache.layers if not isinstance(layer, StateCache)]
+        for (keys, values), layer in zip(self._layers, attentions, strict=True):
             keys[into] = layer.keys[row, :, column]  # [tokens, heads, width]
             values[into] = layer.values[row, :, column]
 

@@ -20,11 +20,11 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from transformers import PreTrainedModel
 
 from bus.errors import MissingPartError
@@ -53,6 +53,12 @@ class StateCache:
     def __init__(self, begin: LayerStates | None = None) -> None:
         self.kept = begin
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the states, which must be there."""
+        assert self.kept is not None
+        return self.kept.states.device
+
     def begin(self) -> LayerStates | None:
         """Return the states from which the roots begin; None if they begin from nothing."""
         return self.kept
@@ -80,7 +86,7 @@ def use_states(model: PreTrainedModel) -> None:
     inner: Any = model.model
     for index in shape.layers:
         layer = inner.language_model.layers[index].linear_attn
-        layer.forward = _planned(layer, layer.forward)
+        layer.forward = MethodType(_planned_forward, layer)
 
 
 def missing_kernel() -> str:
@@ -93,29 +99,27 @@ def missing_kernel() -> str:
     )
 
 
-def _planned(layer: nn.Module, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return a forward pass of `layer` that follows a plan, and is `plain` where none is passed."""
-
-    def forward(
-        hidden_states: torch.Tensor,  # [B, L, H]
-        cache_params: Any = None,
-        attention_mask: torch.Tensor | None = None,
-        *,
-        pack_plans: PackPlans | None = None,
-        state_plan: StatePlan | None = None,
-        **options: Any,
-    ) -> torch.Tensor:
-        if pack_plans is not None:
-            state_plan = pack_plans.states(hidden_states.device, layer.conv_kernel_size - 1)
-        if state_plan is None:
-            return plain(
-                hidden_states, cache_params=cache_params, attention_mask=attention_mask, **options
-            )
+def _planned_forward(
+    layer: Any,
+    hidden_states: torch.Tensor,  # [B, L, H]
+    cache_params: Any = None,
+    attention_mask: torch.Tensor | None = None,
+    *,
+    pack_plans: PackPlans | None = None,
+    state_plan: StatePlan | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """Compute `layer` by a plan, or as transformers does where none is passed; transformers calls it."""
+    if pack_plans is not None:
+        state_plan = pack_plans.states(hidden_states.device, layer.conv_kernel_size - 1)
+    out: torch.Tensor
+    if state_plan is None:
+        options |= {"cache_params": cache_params, "attention_mask": attention_mask}
+        out = type(layer).forward(layer, hidden_states, **options)
+    else:
         cache = None if cache_params is None else cache_params.layers[layer.layer_idx]
         out = delta_net(layer, hidden_states.flatten(0, 1), state_plan, cache)
-        return out.view(hidden_states.shape)
-
-    return forward
+    return out.view(hidden_states.shape)
 
 
 def delta_net(
