@@ -4,10 +4,11 @@
     build      one folder: config.json, weights, tokenizer, chat template, preprocessor
 
 What differs between real checkpoints differs here too: flat and nested configurations, patches of 14 and
-16 pixels, windowed vision attention, deepstack features, interleaved positions, bounds on a screen's pixels
-under two names, templates in two files. Embeddings have more rows than the vocabulary has tokens, as in the
-real ones, and the generation config sets penalties that no engine may apply. Tests and benchmarks use such
-folders, and `dart doctor --parity` can be tried on one where no real checkpoint is available:
+16 pixels, windowed vision attention, deepstack features, interleaved positions, layers that are recurrences,
+bounds on a screen's pixels under two names, templates in three files, tensors that no class loads. Embeddings
+have more rows than the vocabulary has tokens, as in the real ones, and the generation config sets penalties
+that no engine may apply. Tests and benchmarks use such folders, and `dart doctor --parity` can be tried on
+one where no real checkpoint is available:
 
     python scripts/small_models.py qwen3_vl runs/models/qwen3
 """
@@ -15,6 +16,7 @@ folders, and `dart doctor --parity` can be tried on one where no real checkpoint
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 from collections.abc import Mapping
@@ -23,8 +25,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoConfig, AutoModelForImageTextToText, Qwen2Tokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
+    Qwen3_5Tokenizer,
+)
 from transformers.utils import logging as transformers_logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -33,6 +43,8 @@ from dart_cli.smoke_test.published_model_files import CHAT_TEMPLATE, SPECIALS
 
 HIDDEN, LAYERS, HEADS, HEAD, MLP = 64, 2, 2, 32, 96  # of the language model
 VISION, VISION_HEADS = 32, 2
+HYBRID_HEAD = 64  # of full attention in qwen3_5; a quarter of it is rotated
+DELTA_KEY_HEADS, DELTA_HEAD = 2, 16  # of a DeltaNet layer, which has twice as many value heads
 
 EMBEDDING_ROWS = 320
 """Rows of the embedding; those beyond the vocabulary belong to no token, as in real checkpoints."""
@@ -73,6 +85,49 @@ _PATCHES = {
 }
 
 
+_THOUGHT = "<think>\n"
+_THINKING_TEMPLATE = """\
+{%- macro shown(content) -%}
+{%- if content is string -%}{{ content }}{%- else -%}
+{%- for part in content or [] -%}
+{%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>
+{%- else -%}{{ part.text }}{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+{%- set question = namespace(index=-1) -%}
+{%- for message in messages -%}
+{%- if message.role == 'user' and not shown(message.content).strip().startswith('<tool_response>') -%}
+{%- set question.index = loop.index0 -%}
+{%- endif -%}
+{%- endfor -%}
+{%- for message in messages -%}
+{%- set text = shown(message.content) | trim -%}
+{%- if message.role == 'assistant' -%}
+{%- set answer = text.split('</think>')[-1].lstrip('\\n') -%}
+{%- set thought = text[:text.find('</think>')].split('<think>')[-1] if '</think>' in text else '' -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- if loop.index0 > question.index -%}
+{{- '<think>\\n' + thought | trim + '\\n</think>\\n\\n' -}}
+{%- endif -%}
+{{- answer + '<|im_end|>\\n' -}}
+{%- elif message.role == 'tool' -%}
+{%- if loop.first or loop.previtem.role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
+{{- '\\n<tool_response>\\n' + text + '\\n</tool_response>' -}}
+{%- if loop.last or loop.nextitem.role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
+{%- else -%}
+{{- '<|im_start|>' + message.role + '\\n' + text + '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n<think>\\n' -}}
+{%- if enable_thinking is defined and not enable_thinking -%}{{- '\\n</think>\\n\\n' -}}{%- endif -%}
+{%- endif -%}
+"""
+"""What Qwen3.5's template does, in our words: texts are trimmed, a reply begins within a thought, and thoughts
+before the last question are left out."""
+
+
 @dataclass(frozen=True)
 class Family:
     """One class of checkpoints."""
@@ -82,7 +137,10 @@ class Family:
     preprocessor: Mapping[str, Any]
     tied: bool  # as in its smaller checkpoints
     system: str = ""  # its template's default system message
+    template: str = CHAT_TEMPLATE
     template_file: str = "tokenizer_config.json"
+    reply: str = ""  # what the template begins a reply with, behind the role
+    tokens: tuple[str, ...] = ()  # added to Qwen's special tokens, and not special
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -195,6 +253,71 @@ FAMILIES: Mapping[str, Family] = {
         tied=True,
         template_file="chat_template.json",
     ),
+    "qwen3_5": Family(
+        "Qwen3_5ForConditionalGeneration",
+        {
+            "text_config": {
+                **_TEXT,
+                "attention_bias": False,
+                "attn_output_gate": True,
+                "full_attention_interval": 4,
+                "head_dim": HYBRID_HEAD,
+                "layer_types": [*["linear_attention"] * 3, "full_attention"],
+                "linear_conv_kernel_dim": 4,
+                "linear_key_head_dim": DELTA_HEAD,
+                "linear_num_key_heads": DELTA_KEY_HEADS,
+                "linear_num_value_heads": 2 * DELTA_KEY_HEADS,
+                "linear_value_head_dim": DELTA_HEAD,
+                "mamba_ssm_dtype": "float32",
+                "model_type": "qwen3_5_text",
+                "mtp_num_hidden_layers": 1,
+                "mtp_use_dedicated_embeddings": False,
+                "num_hidden_layers": 4,
+                "partial_rotary_factor": 0.25,
+                "rope_parameters": {
+                    "mrope_interleaved": True,
+                    "mrope_section": [3, 3, 2],
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1e7,
+                    "rope_type": "default",
+                },
+                "tie_word_embeddings": False,
+            },
+            "vision_config": {
+                "deepstack_visual_indexes": [],
+                "depth": 2,
+                "hidden_act": "gelu_pytorch_tanh",
+                "hidden_size": VISION,
+                "in_channels": 3,
+                "initializer_range": 0.02,
+                "intermediate_size": 64,
+                "model_type": "qwen3_5",
+                "num_heads": VISION_HEADS,
+                "num_position_embeddings": 16 * 16,
+                "out_hidden_size": HIDDEN,
+                "patch_size": 16,
+                "spatial_merge_size": 2,
+                "temporal_patch_size": 2,
+            },
+        },
+        {
+            **_HALF,
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+            "processor_class": "Qwen3VLProcessor",
+            "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+            "patch_size": 16,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+        },
+        tied=False,
+        template=_THINKING_TEMPLATE,
+        template_file="chat_template.jinja",
+        reply=_THOUGHT,
+        tokens=(
+            *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+            *("<think>", "</think>"),
+        ),
+    ),
 }
 
 WORDS = ("Thought", "Action", "click", "start", "box", "Ġthe", "Ġbutton", "assistant", "system")
@@ -217,28 +340,34 @@ def build(
     """
     family = FAMILIES[model_type]
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer()
+    tokenizer = _tokenizer(family)
     token_ids = tokenizer.get_vocab()
-    config = {
-        **family.config,
+    tied = family.tied if tied is None else tied
+    config: dict[str, Any] = {
+        **copy.deepcopy(dict(family.config)),
         "architectures": [family.architecture],
         "bos_token_id": token_ids["<|endoftext|>"],
         "eos_token_id": token_ids["<|im_end|>"],
         "image_token_id": token_ids["<|image_pad|>"],
         "model_type": model_type,
-        "tie_word_embeddings": family.tied if tied is None else tied,
+        "tie_word_embeddings": tied,
         "torch_dtype": str(dtype).removeprefix("torch."),
         "video_token_id": token_ids["<|video_pad|>"],
         "vision_start_token_id": token_ids["<|vision_start|>"],
         "vision_end_token_id": token_ids["<|vision_end|>"],
     }
+    if "tie_word_embeddings" in _text(config):  # vLLM reads it there, transformers at the top
+        config["text_config"]["tie_word_embeddings"] = tied
     _write(folder / "config.json", config)
     model = AutoModelForImageTextToText.from_config(
         AutoConfig.from_pretrained(folder, local_files_only=True)
     )
     _initialise(model, seed)
     transformers_logging.disable_progress_bar()
-    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
+    model.to(dtype)
+    unused = _prediction_head(model) if "mtp_num_hidden_layers" in _text(config) else {}
+    state = {**model.state_dict(), **unused} if unused else None
+    model.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
     _write(folder / "config.json", config)  # in place of the one that transformers writes
     tokenizer.save_pretrained(folder)
     _write_template(folder, family)
@@ -257,7 +386,12 @@ def build(
     return folder
 
 
-def _tokenizer() -> Qwen2Tokenizer:
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config.json about the language model."""
+    return config.get("text_config", config)
+
+
+def _tokenizer(family: Family) -> PreTrainedTokenizerFast:
     """Return a tokenizer of bytes, the words above with their pieces, and Qwen's special tokens, in its order."""
     vocabulary = {letter: index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}
     merges: list[tuple[str, str]] = []
@@ -270,9 +404,10 @@ def _tokenizer() -> Qwen2Tokenizer:
             left += letter
     for special in SPECIALS:
         vocabulary[special] = len(vocabulary)
-    if len(vocabulary) >= EMBEDDING_ROWS:
-        raise ValueError(f"{len(vocabulary)} tokens need more than {EMBEDDING_ROWS} rows")
-    return Qwen2Tokenizer(
+    if (count := len(vocabulary) + len(family.tokens)) >= EMBEDDING_ROWS:
+        raise ValueError(f"{count} tokens need more than {EMBEDDING_ROWS} rows")
+    kind = Qwen3_5Tokenizer if family.architecture.startswith("Qwen3_5") else Qwen2Tokenizer
+    tokenizer = kind(
         vocab=vocabulary,
         merges=merges,
         eos_token="<|im_end|>",
@@ -281,24 +416,53 @@ def _tokenizer() -> Qwen2Tokenizer:
         extra_special_tokens=[token for token in SPECIALS if token != "<|im_end|>"],
         model_max_length=32768,
     )
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in family.tokens])
+    return tokenizer
 
 
 def _initialise(model: torch.nn.Module, seed: int) -> None:
-    """Set values under which every parameter matters and no token is certain."""
+    """Set values under which every parameter matters and no token is certain.
+
+    A norm's weights lie about the value that its class begins with: 1, or 0 where the class adds 1 to them. The
+    heads of a DeltaNet layer forget at different rates: the slowest remembers hundreds of tokens.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim >= 2:
+            if name.endswith("A_log"):
+                parameter.copy_(0.1 * noise + torch.linspace(-6.0, 0.0, len(parameter)))
+            elif name.endswith("conv1d.weight"):
+                parameter.copy_(0.5 * noise)
+            elif parameter.ndim >= 2:
                 parameter.copy_(0.1 * noise)
             else:
-                parameter.copy_(0.1 * noise + (0.0 if name.endswith("bias") else 1.0))
+                parameter.copy_(0.1 * noise + parameter.mean().round())
+
+
+def _prediction_head(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return a layer that predicts a further token, which the files have and transformers does not load.
+
+    It has the names of the published files (`mtp.*`): a layer with full attention, what joins a hidden state
+    to the next token's embedding, and norms.
+    """
+    last = model.model.language_model.layers[-1]
+    tensors = {f"mtp.layers.0.{name}": value.clone() for name, value in last.state_dict().items()}
+    norm = last.input_layernorm.weight
+    joined = torch.cat([last.mlp.up_proj.weight[:HIDDEN], last.mlp.gate_proj.weight[:HIDDEN]], 1)
+    tensors["mtp.fc.weight"] = joined.clone()
+    for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        tensors[f"mtp.{name}.weight"] = norm.clone()
+    return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def _write_template(folder: Path, family: Family) -> None:
     """Write the chat template into the file where the class's checkpoints have it."""
-    template = CHAT_TEMPLATE.replace("DEFAULT", json.dumps(family.system))
+    template = family.template.replace("DEFAULT", json.dumps(family.system))
     path = folder / family.template_file
+    if path.suffix == ".jinja":
+        path.write_text(template, encoding="utf-8")
+        return
     settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     _write(path, {**settings, "chat_template": template})
 

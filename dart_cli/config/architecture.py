@@ -1,6 +1,7 @@
 """The sizes of a model, read from its config.json; no torch, no weights.
 
 Shape            numbers of parameters, and the widths from which memory and work follow
+DeltaNet         the layers of a Shape that have a recurrent state in place of keys and values
 shape_of         the shape in a config.json of one of MODEL_TYPES
 canonical        one name for a tensor that files name in several ways
 TOKENS           the tokens of a pointer head, with ids in ID_KEYS; PREFIX begins the names of its tensors
@@ -32,6 +33,15 @@ _OLDER_TEXT = {
     "num_key_value_heads": 8,
 }
 _PATCHES = {"in_channels": 3, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+_NEWER_VISION = {
+    **_PATCHES,
+    "patch_size": 16,
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "out_hidden_size": 3584,
+    "num_position_embeddings": 2304,
+}
 _DEFAULTS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "qwen2_vl": (
         _OLDER_TEXT,
@@ -59,22 +69,39 @@ _DEFAULTS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
             "head_dim": 128,
             "attention_bias": False,
         },
+        {**_NEWER_VISION, "deepstack_visual_indexes": (8, 16, 24)},
+    ),
+    "qwen3_5": (
         {
-            **_PATCHES,
-            "patch_size": 16,
-            "depth": 27,
-            "hidden_size": 1152,
-            "intermediate_size": 4304,
-            "out_hidden_size": 3584,
-            "num_position_embeddings": 2304,
-            "deepstack_visual_indexes": (8, 16, 24),
+            "vocab_size": 248320,
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "attention_bias": False,
+            "layer_types": None,
+            "full_attention_interval": 4,
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 128,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+            "linear_value_head_dim": 128,
         },
+        _NEWER_VISION,
     ),
 }
 """Values of the keys that a config.json leaves out: of the language model, and of the vision tower."""
 
 MODEL_TYPES = tuple(_DEFAULTS)
 """`model_type` in the config.json of the folders that the policy can load."""
+
+NEWER = ("qwen3_vl", "qwen3_5")
+"""Classes with normalised heads whose size is a key, and with a language model that has no biases."""
+
+LINEAR, FULL = "linear_attention", "full_attention"
+"""The kinds of layers in the `layer_types` of a qwen3_5 model: DeltaNet, and attention to all tokens."""
 
 _TEXT_NAME = re.compile(r"(?:(?:model|language_model)\.)*((?:embed_tokens|layers|norm)\..+)")
 _VISION_NAME = re.compile(r"(?:.*\.)?visual\.(.+)")
@@ -121,6 +148,24 @@ class Sizes:
         """Return True if a key is set and true."""
         return bool(self._values.get(key))
 
+    def layer_kinds(self) -> list[str]:
+        """Return the kind of each layer of a qwen3_5 model, LINEAR or FULL, as transformers reads them.
+
+        `layer_types` lists them; without it each `full_attention_interval`-th layer is FULL. Raises ModelError
+        if the list has other names, or another length than the model.
+        """
+        layers, kinds = self["num_hidden_layers"], self._values["layer_types"]
+        if kinds is None:
+            interval = self["full_attention_interval"]
+            return [LINEAR if (place + 1) % interval else FULL for place in range(layers)]
+        if not isinstance(kinds, list) or any(kind not in (LINEAR, FULL) for kind in kinds):
+            raise ModelError(
+                f"layer_types must be a list of {LINEAR} and {FULL}, got {str(kinds)[:60]!r}"
+            )
+        if len(kinds) != layers:
+            raise ModelError(f"layer_types has {len(kinds)} layers, num_hidden_layers is {layers}")
+        return kinds
+
 
 def text_sizes(config: Mapping[str, Any]) -> Sizes:
     """Return the sizes of the language model, from `text_config` or from the top level of a config.json."""
@@ -140,13 +185,46 @@ def vision_sizes(config: Mapping[str, Any]) -> Sizes:
 def is_tied(config: Mapping[str, Any]) -> bool:
     """Return True if the output head is the input embedding, so that a folder need not have both.
 
-    transformers reads this from the top level for qwen3_vl, and from either level for the older classes.
+    transformers reads this from the top level for the newer classes, and from either level for the older ones.
     """
-    if config["model_type"] == "qwen3_vl":
+    if config["model_type"] in NEWER:
         return bool(config.get("tie_word_embeddings"))
     nested = config.get("text_config")
     inner = nested.get("tie_word_embeddings") if isinstance(nested, dict) else False
     return bool(config.get("tie_word_embeddings") or inner)
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """The layers of a model that are Gated DeltaNet (arXiv 2412.06464). All counts are of numbers, not of bytes."""
+
+    layers: int
+    layer: int  # parameters of one
+    heads: int  # of the values; each has a state
+    keys: int  # all key heads of a token together; the queries are as many
+    values: int  # all value heads of a token together
+    key_head: int  # numbers of one head
+    value_head: int
+    kernel: int  # tokens that the convolution over queries, keys and values sees
+
+    @property
+    def mixed(self) -> int:
+        """Numbers of one token that pass through the convolution."""
+        return 2 * self.keys + self.values
+
+    @property
+    def state(self) -> int:
+        """Numbers of the recurrent states of one sequence, in all layers. They are float32 in every model."""
+        return self.layers * self.heads * self.key_head * self.value_head
+
+    @property
+    def columns(self) -> int:
+        """Numbers that the convolutions keep of one sequence's last tokens, in all layers, in its dtype."""
+        return self.layers * (self.kernel - 1) * self.mixed
+
+    def state_bytes(self, size: int) -> int:
+        """Return the bytes of one sequence's states and columns; a number of the model has `size` bytes."""
+        return 4 * self.state + size * self.columns
 
 
 @dataclass(frozen=True)
@@ -163,7 +241,8 @@ class Shape:
     vocabulary: int
     tied: bool  # the head is the embedding
     normed_heads: bool  # queries and keys are normalised (Qwen3)
-    layer: int  # parameters of one layer
+    gated: bool  # each number that a query's head read is multiplied by a gate (Qwen3.5)
+    layer: int  # parameters of one layer with attention to all tokens
     text: int  # parameters of the language model and its output embeddings
     vision: int  # parameters of the vision tower
     pointer: int  # parameters of the pointer head; 0 without one
@@ -177,6 +256,7 @@ class Shape:
     deepstack: (
         int  # vision blocks whose features are also added to later layers of the language model
     )
+    delta: DeltaNet | None = None  # the layers without attention; None if all have it
 
     @property
     def parameters(self) -> int:
@@ -189,32 +269,49 @@ class Shape:
         return self.vocabulary * self.width
 
     @property
+    def attending(self) -> int:
+        """Number of layers of the language model with attention to all tokens."""
+        return self.layers - (self.delta.layers if self.delta else 0)
+
+    @property
     def cached(self) -> int:
-        """Numbers that the cache holds for one token: its keys and values in all layers."""
-        return 2 * self.layers * self.keys
+        """Numbers that the cache holds for one token: its keys and values in all layers that attend."""
+        return 2 * self.attending * self.keys
 
     def adapters(self, rank: int) -> int:
-        """Return the number of parameters of adapters: rank x (inputs + outputs) of each linear layer."""
-        attention = 2 * (self.width + self.queries) + 2 * (self.width + self.keys)
-        return rank * self.layers * (attention + 3 * (self.width + self.mlp))
+        """Return the number of parameters of adapters: rank x (inputs + outputs) of each linear layer.
+
+        The layers with adapters are those of `TARGETS` in dart_cli/policy/lora.py.
+        """
+        gate = self.queries if self.gated else 0
+        attention = 2 * (self.width + self.queries) + gate + 2 * (self.width + self.keys)
+        total = self.attending * attention + self.layers * 3 * (self.width + self.mlp)
+        if self.delta:
+            outward = self.width + self.delta.mixed + 2 * (self.width + self.delta.values)
+            total += self.delta.layers * outward
+        return rank * total
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
     """Return the shape in a config.json of one of MODEL_TYPES. Raises ModelError for unfit sizes."""
     kind, text, vision = config["model_type"], text_sizes(config), vision_sizes(config)
-    newer = kind == "qwen3_vl"
+    newer, gated = kind in NEWER, kind == "qwen3_5"
     width, heads, mlp = text["hidden_size"], text["num_attention_heads"], text["intermediate_size"]
     head = text["head_dim"] if newer else width // heads
     queries, keys = heads * head, text["num_key_value_heads"] * head
+    asked = queries * (2 if gated else 1)  # what q_proj gives
     biases = queries + 2 * keys if not newer else 0
     if newer and text.flag("attention_bias"):
-        biases = queries + 2 * keys + width
+        biases = asked + 2 * keys + width
     norms = 2 * width + (2 * head if newer else 0)
-    layer = 2 * width * (queries + keys) + biases + 3 * width * mlp + norms
+    layer = width * (asked + queries + 2 * keys) + biases + 3 * width * mlp + norms
+    delta = _delta_net(text) if gated else None
     embeddings = text["vocab_size"] * width * (1 if is_tied(config) else 2)
+    layers = text["num_hidden_layers"]
+    recurrent, recurrences = (delta.layers, delta.layers * delta.layer) if delta else (0, 0)
     return Shape(
         kind=kind,
-        layers=text["num_hidden_layers"],
+        layers=layers,
         width=width,
         queries=queries,
         keys=keys,
@@ -223,10 +320,40 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         vocabulary=text["vocab_size"],
         tied=is_tied(config),
         normed_heads=newer,
+        gated=gated,
         layer=layer,
-        text=embeddings + text["num_hidden_layers"] * layer + width,
+        text=embeddings + (layers - recurrent) * layer + recurrences + width,
         pointer=0 if pointer_ids(config) is None else head_parameters(width),
+        delta=delta,
         **_vision(kind, vision, out=width),
+    )
+
+
+def _delta_net(text: Sizes) -> DeltaNet | None:
+    """Return the layers that are recurrences; None if `layer_types` has none. Raises ModelError for unfit sizes."""
+    layers = text.layer_kinds().count(LINEAR)
+    if not layers:
+        return None
+    width, heads = text["hidden_size"], text["linear_num_value_heads"]
+    key_heads, kernel = text["linear_num_key_heads"], text["linear_conv_kernel_dim"]
+    if heads % key_heads:
+        raise ModelError(
+            f"linear_num_value_heads must be a multiple of linear_num_key_heads, got {heads} and {key_heads}"
+        )
+    key_head, value_head = text["linear_key_head_dim"], text["linear_value_head_dim"]
+    keys, values = key_heads * key_head, heads * value_head
+    mixed = 2 * keys + values
+    projections = width * (mixed + 2 * values + 2 * heads)  # qkv; z and out; a and b
+    own = projections + kernel * mixed + 2 * heads + value_head  # convolution; A_log, dt_bias; norm
+    return DeltaNet(
+        layers=layers,
+        layer=own + 3 * width * text["intermediate_size"] + 2 * width,
+        heads=heads,
+        keys=keys,
+        values=values,
+        key_head=key_head,
+        value_head=value_head,
+        kernel=kernel,
     )
 
 
@@ -253,7 +380,7 @@ def _vision(kind: str, size: Sizes, out: int) -> dict[str, int]:
     patch = size["in_channels"] * size["temporal_patch_size"] * size["patch_size"] ** 2
     deep = size.listed("deepstack_visual_indexes", 0)
     whole = patch * width + size["depth"] * block + norm + merger
-    if kind == "qwen3_vl":
+    if kind in NEWER:
         whole += width + size["num_position_embeddings"] * width + deep * (2 * merged + merger)
     return {
         "vision": whole,
