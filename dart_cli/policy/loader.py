@@ -4,6 +4,7 @@
     check_weights   checks that a folder would load, without reading its weights
     LoadedPolicy    the model, its tokenizer, its image preparer, and its special token ids
     weight_tensors  returns the tensors that the trainer publishes and the engine loads
+    use_our_layers  replaces forward passes of layers, for a model that was loaded in another way
 
 Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one), Qwen3-VL and Qwen3.5 are supported. Nothing is downloaded.
 """
@@ -191,9 +192,7 @@ def load_policy(
         if lora is not None:
             add_adapters(model, lora, seed, adapters)
     if weights:
-        use_batched_vision(model)
-        use_packed(model)
-        use_states(model)
+        use_our_layers(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **_LOCAL)
         preparer = ImagePreparer(Qwen2VLImageProcessorPil.from_dict(processor))
@@ -206,6 +205,16 @@ def load_policy(
     if not tokenizer.chat_template:
         tokenizer.chat_template = files.chat_template(folder)
     return _assemble(folder, model.eval(), tokenizer, preparer, lora, pointer, pointing)
+
+
+def use_our_layers(model: PreTrainedModel) -> None:
+    """Let a model that has its weights take packs, states, and screens that are encoded together.
+
+    Raises MissingPartError on a GPU without the kernel of recurrent layers.
+    """
+    use_batched_vision(model)
+    use_packed(model)
+    use_states(model)
 
 
 def _assemble(

@@ -52,11 +52,9 @@ from dart_cli.algo.memory_bounds import WHOLE_GRADIENTS_BYTES
 from dart_cli.config.schema import LoraConfig, Pointing
 from dart_cli.hardware import accelerator
 from dart_cli.hardware.device import check_memory
-from dart_cli.policy.forward import use_batched_vision
-from dart_cli.policy.loader import LoadedPolicy, load_policy
+from dart_cli.policy.loader import LoadedPolicy, load_policy, use_our_layers
 from dart_cli.policy.lora import first_adapters
 from dart_cli.policy.model_files import PolicyFiles, fill, fill_buffers
-from dart_cli.policy.packed import use_packed
 from dart_cli.weights.flat_weights import TensorStream, specs_of
 from dart_cli.weights.manifest import TensorSpec
 
@@ -186,8 +184,7 @@ def load_sharded(
         first = first_adapters(model, seed, adapters) if lora is not None else None
         fill(model, files, lambda parameter: _home(parameter, plan), first)
     fill_buffers(model, plan.device)
-    use_batched_vision(model)
-    use_packed(model)
+    use_our_layers(model)
     model.eval()
     return policy, scorer
 
