@@ -1,11 +1,14 @@
-"""A published checkpoint of each class that dart loads, for a model whose folder is not on this host.
+"""Published checkpoints of the classes that dart loads, for a model whose folder is not on this host.
 
     Published      the content of the small files of one checkpoint
     PUBLISHED      one checkpoint for each class
+    OTHER_SIZES    further checkpoints of these classes
     published_of   the checkpoint of the same class as the model that a configuration names
 
 `dart doctor` plans with these sizes, and a smoke test (`--smoke-test`) plays with a miniature of them. They are
-copied from the config.json of the checkpoints.
+copied from the config.json of the checkpoints. Those of Qwen3.5 were read in other projects that quote them;
+with the tensors that transformers does not load (`mtp.*`), the parameters are the counts that the model hub
+gives for the five folders (tests/policy/test_architecture.py).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bus.errors import ModelError
+from dart_cli.config.architecture import FULL, LINEAR
 from dart_cli.config.families import FAMILIES, Family
 from dart_cli.config.model_folder import CLASSES_CURE
 from dart_cli.config.schema import Config
@@ -59,6 +63,72 @@ _OLDER: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 _PATCHES = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+_NEWER_VISION: dict[str, Any] = {
+    **_PATCHES,
+    "patch_size": 16,
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "num_position_embeddings": 2304,
+    "hidden_act": "gelu_pytorch_tanh",
+    "in_channels": 3,
+}
+_NEWER_PREPROCESSOR: dict[str, Any] = {
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+    "patch_size": 16,
+    "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+}
+
+
+def _hybrid(
+    checkpoint: str, tower: Mapping[str, int], *, tied: bool = False, **text: int
+) -> Published:
+    """Return a checkpoint of the class qwen3_5, with the sizes in which the checkpoints differ."""
+    interval, layers = 4, text["num_hidden_layers"]
+    kinds = [FULL if place % interval == 0 else LINEAR for place in range(1, layers + 1)]
+    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
+    tree = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "tie_word_embeddings": tied,
+        "text_config": {
+            "model_type": "qwen3_5_text",
+            "attention_bias": False,
+            "attn_output_gate": True,
+            "full_attention_interval": interval,
+            "head_dim": 256,
+            "hidden_act": "silu",
+            "layer_types": kinds,
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 128,
+            "linear_num_key_heads": 16,
+            "linear_value_head_dim": 128,
+            "mamba_ssm_dtype": "float32",
+            "max_position_embeddings": 262144,
+            "mtp_num_hidden_layers": 1,
+            "mtp_use_dedicated_embeddings": False,
+            "partial_rotary_factor": 0.25,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {
+                **rope,
+                "mrope_interleaved": True,
+                "mrope_section": [11, 11, 10],
+            },
+            "tie_word_embeddings": tied,
+            "vocab_size": 248320,
+            **text,
+        },
+        "vision_config": {
+            **_NEWER_VISION,
+            "model_type": "qwen3_5",
+            "deepstack_visual_indexes": [],
+            "out_hidden_size": text["hidden_size"],
+            **tower,
+        },
+    }
+    return Published("qwen3_5", checkpoint, tree, _NEWER_PREPROCESSOR, "")
+
 
 PUBLISHED: Mapping[str, Published] = {
     "qwen2_vl": Published(
@@ -130,37 +200,83 @@ PUBLISHED: Mapping[str, Published] = {
                 },
             },
             "vision_config": {
-                **_PATCHES,
+                **_NEWER_VISION,
                 "model_type": "qwen3_vl",
-                "patch_size": 16,
-                "depth": 27,
-                "hidden_size": 1152,
-                "intermediate_size": 4304,
                 "out_hidden_size": 4096,
-                "num_heads": 16,
-                "num_position_embeddings": 2304,
                 "deepstack_visual_indexes": [8, 16, 24],
-                "hidden_act": "gelu_pytorch_tanh",
-                "in_channels": 3,
             },
         },
-        {
-            "image_mean": [0.5] * 3,
-            "image_std": [0.5] * 3,
-            "patch_size": 16,
-            "size": {"longest_edge": 16777216, "shortest_edge": 65536},
-        },
+        _NEWER_PREPROCESSOR,
         "",
+    ),
+    "qwen3_5": _hybrid(
+        "Qwen3.5-9B",
+        {},
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_hidden_layers=32,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        linear_num_value_heads=32,
     ),
 }
 """A checkpoint of each class, by `model_type`."""
+
+_MIDDLE_TOWER = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096}
+OTHER_SIZES = (
+    _hybrid(
+        "Qwen3.5-0.8B",
+        {"depth": 12, "hidden_size": 768, "intermediate_size": 3072, "num_heads": 12},
+        tied=True,
+        hidden_size=1024,
+        intermediate_size=3584,
+        num_hidden_layers=24,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        linear_num_value_heads=16,
+    ),
+    _hybrid(
+        "Qwen3.5-2B",
+        _MIDDLE_TOWER,
+        tied=True,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_hidden_layers=24,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        linear_num_value_heads=16,
+    ),
+    _hybrid(
+        "Qwen3.5-4B",
+        _MIDDLE_TOWER,
+        tied=True,
+        hidden_size=2560,
+        intermediate_size=9216,
+        num_hidden_layers=32,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        linear_num_value_heads=32,
+    ),
+    _hybrid(
+        "Qwen3.5-27B",
+        {},
+        hidden_size=5120,
+        intermediate_size=17408,
+        num_hidden_layers=64,
+        num_attention_heads=24,
+        num_key_value_heads=4,
+        linear_num_value_heads=48,
+    ),
+)
+"""Further checkpoints, for a model whose name says one of these numbers of parameters."""
 
 
 def published_of(config: Config) -> Published:
     """Return the published checkpoint of the same class as the model that `config` names.
 
-    The class follows from `policy.family`, or from the name of the model's folder. Raises ModelError where
-    neither shows a class, and where dart does not load it.
+    The class follows from `policy.family`, or from the name of the model's folder; the size is the one in that
+    name, if a checkpoint of the class has it. Raises ModelError where neither shows a class, and where dart does
+    not load it.
     """
     path = config.model.path
     name = config.policy.family
@@ -168,7 +284,10 @@ def published_of(config: Config) -> Published:
     for family in families.values():
         for kind in family.model_types:
             if kind in PUBLISHED:
-                return PUBLISHED[kind]
+                checkpoints = [each for each in OTHER_SIZES if each.model_type == kind]
+                fitting = [each for each in checkpoints if each.is_size_of(path)]
+                usual = PUBLISHED[kind]
+                return usual if usual.is_size_of(path) or not fitting else fitting[0]
     if families:
         name, family = next(iter(families.items()))
         raise ModelError(

@@ -6,7 +6,7 @@ import pytest
 
 from bus.errors import ModelError
 from dart_cli.config.architecture import MODEL_TYPES, shape_of
-from dart_cli.config.published import PUBLISHED, published_of
+from dart_cli.config.published import OTHER_SIZES, PUBLISHED, published_of
 from dart_cli.config.schema import Config
 
 
@@ -20,7 +20,8 @@ def test_every_class_that_loads_has_a_shape_of_the_size_in_its_name() -> None:
         kind: shape_of({**each.tree, "model_type": kind}).parameters / 1e9
         for kind, each in PUBLISHED.items()
     }
-    assert billions == pytest.approx({"qwen2_vl": 8.3, "qwen2_5_vl": 8.3, "qwen3_vl": 8.8}, abs=0.1)
+    expected = {"qwen2_vl": 8.3, "qwen2_5_vl": 8.3, "qwen3_vl": 8.8, "qwen3_5": 9.4}
+    assert billions == pytest.approx(expected, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,8 @@ def test_every_class_that_loads_has_a_shape_of_the_size_in_its_name() -> None:
         ("models/Qwen3-VL-8B-Thinking", "none", "qwen3_vl", True),
         ("models/Qwen3-VL-30B-A3B-Instruct", "none", "qwen3_vl", False),
         ("models/mine", "ui-tars-1.5", "qwen2_5_vl", True),
+        ("models/Qwen3.5-9B", "none", "qwen3_5", True),
+        ("models/Qwen3.5-35B-A3B", "none", "qwen3_5", False),
     ],
 )
 def test_a_class_follows_from_the_family_or_the_name_of_the_folder(
@@ -43,10 +46,36 @@ def test_a_class_follows_from_the_family_or_the_name_of_the_folder(
 
 
 @pytest.mark.parametrize(
+    ("path", "checkpoint"),
+    [
+        ("models/Qwen3.5-0.8B", "Qwen3.5-0.8B"),
+        ("models/Qwen3.5-4B-Base", "Qwen3.5-4B"),
+        ("models/Qwen3.5-27B", "Qwen3.5-27B"),
+        ("models/Qwen3.5-mine", "Qwen3.5-9B"),
+        ("models/Qwen3-VL-4B-Instruct", "Qwen3-VL-8B-Instruct"),
+    ],
+)
+def test_the_size_is_the_one_in_the_name_where_a_checkpoint_has_it(
+    path: str, checkpoint: str
+) -> None:
+    assert published_of(config_of(path)).checkpoint == checkpoint
+
+
+def test_no_two_checkpoints_of_a_class_have_one_size() -> None:
+    every = [*PUBLISHED.values(), *OTHER_SIZES]
+    for one in every:
+        fitting = [
+            each
+            for each in every
+            if each.model_type == one.model_type and each.is_size_of(one.checkpoint)
+        ]
+        assert fitting == [one]
+
+
+@pytest.mark.parametrize(
     ("path", "family", "words"),
     [
         ("models/mine", "none", "hf download REPO config.json"),
-        ("models/Qwen3.5-9B", "none", "class qwen3_5 or qwen3_5_moe dart does not load; take a"),
         ("models/mine", "opencua", "class opencua dart does not load; take a checkpoint of class"),
     ],
 )
