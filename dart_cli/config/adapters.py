@@ -14,9 +14,18 @@ from bus.errors import ModelError
 from dart_cli.config.model_folder import ADAPTERS, model_folder, read_json
 from dart_cli.config.schema import LoraConfig
 
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Every linear layer of attention and MLP. With fewer, less is learned at the same rank (arXiv 2305.14314,
-4)."""
+TARGETS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj"),
+    *("in_proj_qkv", "in_proj_z", "out_proj"),
+    *("gate_proj", "up_proj", "down_proj"),
+)
+"""Every linear layer of attention, of DeltaNet and of the MLP, but for two. With fewer, less is learned at the
+same rank (arXiv 2305.14314, 4).
+
+DeltaNet's in_proj_a and in_proj_b have none. They give one number for each value head (32 in Qwen3.5-9B), so
+that adapters of rank 32 would be as large as the matrices themselves. Engines have dropped such adapters
+without an error (sglang#30499), and the trainer would then learn with other decays than the engine samples with.
+"""
 
 ADAPTER_TENSORS = "adapter_model.safetensors"
 """The file, in a folder of adapters, that has their weights."""

@@ -281,7 +281,7 @@ class Shape:
     def adapters(self, rank: int) -> int:
         """Return the number of parameters of adapters: rank x (inputs + outputs) of each linear layer.
 
-        The layers with adapters are those of `TARGETS` in dart_cli/policy/lora.py.
+        The layers with adapters are TARGETS of dart_cli/config/adapters.py.
         """
         gate = self.queries if self.gated else 0
         attention = 2 * (self.width + self.queries) + gate + 2 * (self.width + self.keys)
