@@ -356,8 +356,8 @@ def build(
         "vision_start_token_id": token_ids["<|vision_start|>"],
         "vision_end_token_id": token_ids["<|vision_end|>"],
     }
-    if "tie_word_embeddings" in _text(config):  # vLLM reads it there, transformers at the top
-        config["text_config"]["tie_word_embeddings"] = tied
+    if "tie_word_embeddings" in config.get("text_config", {}):
+        config["text_config"]["tie_word_embeddings"] = tied  # vLLM reads this one
     _write(folder / "config.json", config)
     model = AutoModelForImageTextToText.from_config(
         AutoConfig.from_pretrained(folder, local_files_only=True)
