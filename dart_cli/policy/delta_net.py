@@ -72,6 +72,15 @@ class StateCache:
         assert self.kept is not None
         self.kept = self.kept.select(rows)
 
+    def join(self, fresh: LayerStates) -> None:
+        """Add the states of more sequences after the present ones."""
+        if self.kept is not None:
+            before = self.kept
+            fresh = LayerStates(
+                torch.cat([before.inputs, fresh.inputs]), torch.cat([before.states, fresh.states])
+            )
+        self.kept = fresh
+
 
 def use_states(model: PreTrainedModel) -> None:
     """Let the recurrent layers of `model`, if it has any, take packs and batches that begin from states.
