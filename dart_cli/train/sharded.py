@@ -52,6 +52,7 @@ from dart_cli.algo.memory_bounds import WHOLE_GRADIENTS_BYTES
 from dart_cli.config.schema import LoraConfig, Pointing
 from dart_cli.hardware import accelerator
 from dart_cli.hardware.device import check_memory
+from dart_cli.policy.delta_net import use_states
 from dart_cli.policy.forward import use_batched_vision
 from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.lora import first_adapters
@@ -188,6 +189,7 @@ def load_sharded(
     fill_buffers(model, plan.device)
     use_batched_vision(model)
     use_packed(model)
+    use_states(model, plan.compute)
     model.eval()
     return policy, scorer
 

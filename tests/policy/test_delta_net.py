@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
-from bus.errors import MissingPartError
+from bus.errors import MissingPartError, ModelError
 from dart_cli.hardware import accelerator
 from dart_cli.policy import delta_net, packed
 from dart_cli.policy.forward import logits, rope_positions
@@ -157,6 +157,15 @@ def test_a_model_whose_node_begins_from_another_one_is_noticed(
     assert float((found[start:end] - right[start:end]).abs().max()) > 1e-2
 
 
+def test_a_model_whose_recurrent_layers_take_no_packs_is_refused(family: Family) -> None:
+    """transformers would pass the layout on, and its layers pass states from one sequence to another."""
+    policy = load_policy(family(CLASS))
+    inner: Any = policy.model.model
+    del inner.language_model.layers[2].linear_attn.forward
+    with pytest.raises(ModelError, match="recurrent layers are transformers' own, which cannot"):
+        packed_hidden(policy.model, packed_inputs(policy, forest(policy)))
+
+
 # --- published shapes, cut down -------------------------------------------------------------------
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -282,6 +291,7 @@ def test_a_gpu_without_the_kernel_is_refused_with_what_to_install(
     monkeypatch.setattr(accelerator, "is_gpu", lambda _: True)
     monkeypatch.setattr(delta_net.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(MissingPartError, match=r"pip install flash-linear-attention$") as caught:
-        load_policy(family(CLASS))
+        load_policy(family(CLASS), "bfloat16")
     assert "\n" not in str(caught.value)
-    load_policy(family("qwen3_vl"))
+    load_policy(family(CLASS), "float32")  # whose rule is torch's
+    load_policy(family("qwen3_vl"), "bfloat16")
