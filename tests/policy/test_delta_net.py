@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -180,16 +179,14 @@ CUT = 32  # of the width
 KEY_HEADS = 2
 
 
-def cut_down(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, by_interval: bool
-) -> Path:
+def cut_down(name: str, folder: Path, *, by_interval: bool) -> Path:
     """Write a random folder with the ratios, head widths and rotary of a published one."""
-    shape, small = PUBLISHED[name], FAMILIES[CLASS]
+    shape, small = PUBLISHED[name], FAMILIES[CLASS].config
     heads, kv_heads = shape["heads"]
     layers = 8 if name == "27B" else 4
     config = {
         "text_config": {
-            **small.config["text_config"],
+            **small["text_config"],
             "hidden_size": shape["hidden"] // CUT,
             "intermediate_size": shape["mlp"] // CUT,
             "num_hidden_layers": layers,
@@ -202,28 +199,24 @@ def cut_down(
             "linear_key_head_dim": 128,
             "linear_value_head_dim": 128,
             "rope_parameters": {
-                **small.config["text_config"]["rope_parameters"],
+                **small["text_config"]["rope_parameters"],
                 "mrope_section": [11, 11, 10],
             },
         },
         "vision_config": {
-            **small.config["vision_config"],
+            **small["vision_config"],
             "out_hidden_size": shape["hidden"] // CUT,
         },
     }
     if by_interval:  # as in some published files
         del config["text_config"]["layer_types"]
-    monkeypatch.setitem(FAMILIES, CLASS, replace(small, config=config))  # type: ignore[misc]
-    monkeypatch.setattr("scripts.small_models.HIDDEN", shape["hidden"] // CUT)
-    return build(CLASS, folder, tied=shape["tied"])
+    return build(CLASS, folder, tied=shape["tied"], sizes=config)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_shape_is_transformers_whole_model(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_published_shape_is_transformers_whole_model(name: str, tmp_path: Path) -> None:
     """A batch of prompts with none, one and two screens, and the same prompts as a pack."""
-    folder = cut_down(name, tmp_path, monkeypatch, by_interval=name in ("2B", "27B"))
+    folder = cut_down(name, tmp_path, by_interval=name in ("2B", "27B"))
     policy, plain = load_policy(folder), library_model(folder)
     shape = StateShape.of(policy.model)
     assert shape is not None
