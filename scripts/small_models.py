@@ -20,7 +20,7 @@ import copy
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -332,13 +332,16 @@ def build(
     dtype: torch.dtype = torch.float32,
     tied: bool | None = None,
     max_shard_size: str = "5GB",
+    sizes: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a folder of one class of FAMILIES and return it; the same seed gives the same weights.
 
     `tied` overrides whether input and output embeddings are shared; weights beyond `max_shard_size`
-    are written in shards with an index.
+    are written in shards with an index. `sizes` stands in place of the class's own `config`.
     """
     family = FAMILIES[model_type]
+    if sizes is not None:
+        family = replace(family, config=sizes)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(family)
     token_ids = tokenizer.get_vocab()
@@ -449,7 +452,8 @@ def _prediction_head(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     last = model.model.language_model.layers[-1]
     tensors = {f"mtp.layers.0.{name}": value.clone() for name, value in last.state_dict().items()}
     norm = last.input_layernorm.weight
-    joined = torch.cat([last.mlp.up_proj.weight[:HIDDEN], last.mlp.gate_proj.weight[:HIDDEN]], 1)
+    rows = [each.weight[: len(norm)] for each in (last.mlp.up_proj, last.mlp.gate_proj)]
+    joined = torch.cat(rows, 1)
     tensors["mtp.fc.weight"] = joined.clone()
     for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         tensors[f"mtp.{name}.weight"] = norm.clone()

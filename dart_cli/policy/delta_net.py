@@ -82,15 +82,17 @@ class StateCache:
         self.kept = fresh
 
 
-def use_states(model: PreTrainedModel) -> None:
+def use_states(model: PreTrainedModel, compute: torch.dtype | None = None) -> None:
     """Let the recurrent layers of `model`, if it has any, take packs and batches that begin from states.
 
-    Raises MissingPartError on a GPU without the kernel.
+    The model computes in `compute`, by default the type of its parameters. Raises MissingPartError on a GPU
+    without the kernel for that type.
     """
     shape = StateShape.of(model)
     if shape is None:
         return
-    if accelerator.is_gpu(next(model.buffers()).device) and (missing := missing_kernel()):
+    device = next(model.buffers()).device
+    if accelerator.takes_packs(device, compute or model.dtype) and (missing := missing_kernel()):
         raise MissingPartError(missing)
     inner: Any = model.model
     for index in shape.layers:

@@ -207,14 +207,15 @@ def load_policy(
     return _assemble(folder, model.eval(), tokenizer, preparer, lora, pointer, pointing)
 
 
-def use_our_layers(model: PreTrainedModel) -> None:
+def use_our_layers(model: PreTrainedModel, compute: torch.dtype | None = None) -> None:
     """Let a model that has its weights take packs, states, and screens that are encoded together.
 
-    Raises MissingPartError on a GPU without the kernel of recurrent layers.
+    The model computes in `compute`, by default the type of its parameters. Raises MissingPartError on a GPU
+    without the kernel of recurrent layers.
     """
     use_batched_vision(model)
     use_packed(model)
-    use_states(model)
+    use_states(model, compute)
 
 
 def _assemble(
