@@ -232,6 +232,29 @@ def test_a_head_that_the_loader_misses_is_missed_by_the_check_and_the_counts(
                 load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("published", "ours"),
+    [
+        (
+            "model.language_model.layers.3.self_attn.q_proj.weight",
+            "language_model.layers.3.self_attn.q_proj.weight",
+        ),
+        (
+            "model.language_model.layers.0.linear_attn.A_log",
+            "language_model.layers.0.linear_attn.A_log",
+        ),
+        ("model.visual.blocks.1.mlp.linear_fc1.bias", "visual.blocks.1.mlp.linear_fc1.bias"),
+        ("model.language_model.embed_tokens.weight", "language_model.embed_tokens.weight"),
+        ("lm_head.weight", "lm_head.weight"),
+        ("mtp.layers.0.self_attn.q_proj.weight", "mtp.layers.0.self_attn.q_proj.weight"),
+        ("mtp.norm.weight", "mtp.norm.weight"),
+    ],
+)
+def test_tensors_of_a_published_folder_have_one_name(published: str, ours: str) -> None:
+    """A layer that drafts is no layer of the language model."""
+    assert canonical(published) == ours
+
+
 @pytest.mark.parametrize("name", list(BUILTIN))
 def test_the_shipped_models_are_whole(name: str) -> None:
     check_weights(BUILTIN[name])
