@@ -227,10 +227,6 @@ class DeltaNet:
         """Numbers that the convolutions keep of one sequence's last tokens, in all layers, in its dtype."""
         return self.layers * (self.kernel - 1) * self.mixed
 
-    def state_bytes(self, size: int) -> int:
-        """Return the bytes of one sequence's states and columns; a number of the model has `size` bytes."""
-        return 4 * self.state + size * self.columns
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -286,6 +282,10 @@ class Shape:
     def cached(self) -> int:
         """Numbers that the cache holds for one token: its keys and values in all layers that attend."""
         return 2 * self.attending * self.keys
+
+    def state_bytes(self, size: int) -> int:
+        """Return the bytes that one sequence keeps in recurrent layers; a number of the model has `size` bytes."""
+        return 4 * self.delta.state + size * self.delta.columns if self.delta else 0
 
     def adapters(self, rank: int) -> int:
         """Return the number of parameters of adapters: rank x (inputs + outputs) of each linear layer.

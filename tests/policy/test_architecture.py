@@ -160,7 +160,7 @@ def test_a_sequence_keeps_states_and_columns_beside_keys_and_values(
     assert sum(each.numel() for each in states) == shape.delta.state
     kept = [each[..., -(shape.delta.kernel - 1) :] for each in columns]  # the last ones are read
     assert sum(each.numel() for each in kept) == shape.delta.columns
-    assert shape.delta.state_bytes(2) == 4 * shape.delta.state + 2 * shape.delta.columns
+    assert shape.state_bytes(2) == 4 * shape.delta.state + 2 * shape.delta.columns
     pairs = [each for each in layers if getattr(each, "keys", None) is not None]
     assert len(pairs) == shape.attending == 1
     held = sum(each.keys.numel() + each.values.numel() for each in pairs)
