@@ -1,18 +1,20 @@
 """Which GPUs each process uses, and which engines and learners can be used here; no torch.
 
-listed_gpus   the GPUs that CUDA_VISIBLE_DEVICES lists, as CUDA reads it
-visible_gpus  how many GPUs this process can use
-divide_gpus   the numbers of the trainer's GPUs and of the rollout workers' GPUs, from [up] or by default
-gpus_problem  why numbers of [up] name no GPU here
-gpu_names     names of GPUs for CUDA_VISIBLE_DEVICES
-gpus_of       the value of CUDA_VISIBLE_DEVICES for one process
-make_own      makes the user's own engine or learner
-vllm_problem  why the installed vLLM cannot be used, and the fix
+listed_gpus     the GPUs that CUDA_VISIBLE_DEVICES lists, as CUDA reads it
+visible_gpus    how many GPUs this process can use
+divide_gpus     the numbers of the trainer's GPUs and of the rollout workers' GPUs, from [up] or by default
+gpus_problem    why numbers of [up] name no GPU here
+gpu_names       names of GPUs for CUDA_VISIBLE_DEVICES
+gpus_of         the value of CUDA_VISIBLE_DEVICES for one process
+make_own        makes the user's own engine or learner
+vllm_problem    why the installed vLLM cannot be used, and the fix
+kernel_problem  why a GPU cannot compute the recurrent layers of a model, and the fix
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -265,3 +267,16 @@ def vllm_problem() -> str:
     if not SpecifierSet(VLLM_VERSIONS).contains(installed[1], prereleases=True):
         return f"{' '.join(installed)} is installed, dart works with {VLLM_VERSIONS}; {fix}"
     return ""
+
+
+def kernel_problem() -> str:
+    """Return why a GPU cannot compute recurrent layers (Gated DeltaNet) here, and the fix; empty if it can.
+
+    transformers' own rule needs no package, but on a GPU it would take many times as long. vLLM has its kernel.
+    """
+    if importlib.util.find_spec("fla") is not None:
+        return ""
+    return (
+        "a GPU computes its recurrent layers with flash-linear-attention, which is not installed; pip install "
+        "flash-linear-attention (or -e '.[hybrid]' in dart's folder)"
+    )
