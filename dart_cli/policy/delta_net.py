@@ -267,7 +267,9 @@ def _chunked(
     options = {"initial_state": begin, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
     if not accelerator.takes_packs(query.device, query.dtype):
         rule = _library_rule("torch_chunk_gated_delta_rule")
-        core, last = rule(query, key, value, g=decay, beta=beta, **options)
+        # The library pads to whole chunks, and a turn may be far shorter than one of 64 tokens.
+        chunk = min(64, 1 << (query.shape[1] - 1).bit_length())
+        core, last = rule(query, key, value, g=decay, beta=beta, chunk_size=chunk, **options)
         return core, last
     # The kernel takes sequences behind one another.
     real = torch.arange(query.shape[1], device=lengths.device) < lengths[:, None]
