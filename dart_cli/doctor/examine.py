@@ -128,12 +128,15 @@ def examine(
             for name, (is_requested, check) in more.items()
             if is_requested
         }
-    lacks_gpus = False
+    lacks_gpus, errors = False, list[str]()
     for subject, check in checks.items():
         for finding in run_check(subject, check):
             if lacks_gpus and finding.subject in _GPU_KEYS and NO_GPU in finding.text:
                 # The error about the GPUs names this key already.
                 continue
+            if finding.level == "error" and any(finding.text in text for text in errors):
+                continue  # --parity loads a model folder whose error is in the list already
+            errors += [finding.text] if finding.level == "error" else []
             lacks_gpus |= finding.subject == "gpu" and finding.level == "error"
             yield finding
 
