@@ -202,6 +202,28 @@ def test_each_command_says_it_in_one_line(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("model-Q4_K_M.gguf", "GGUF", "has weights in the format GGUF"),
+        ("adapter_config.json", '{"base_model_name_or_path": "Base-7B"}', "of the model Base-7B;"),
+    ],
+)
+def test_a_folder_of_another_format_has_no_family_either(
+    name: str, content: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, toml = tmp_path / "m", tmp_path / "c.toml"
+    folder.mkdir()
+    (folder / name).write_text(content)
+    toml.write_text(TOML.format(model=folder, run=tmp_path / "run") + AUTO)
+    with pytest.raises(SystemExit) as exit_:
+        main(["up", str(toml)])
+    error = capsys.readouterr().err
+    assert (exit_.value.code, error.count("\n")) == (2, 1)
+    assert words in error
+    assert "name the family" not in error
+
+
 def test_a_grounding_set_says_it_too(
     gemma: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
