@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from bus.error_texts import did_you_mean
 from bus.errors import ConfigError, ModelError
 from dart_cli.config.architecture import MODEL_TYPES
-from dart_cli.config.model_folder import Screens, folder_of, read_json, screens
+from dart_cli.config.model_folder import Screens, class_problem, folder_of, read_config, screens
 from dart_cli.config.schema import Config
 
 FAMILY_KEY = "policy.family"
@@ -127,17 +127,15 @@ def _prompt(file: str) -> str:
 def recognise(folder: Path) -> Recognised:
     """Return the family of a model folder. Raises ConfigError where the folder fits no family, or several."""
     try:
-        config = read_json(folder, "config.json")
+        config = read_config(folder)
     except ModelError as fault:
-        raise ConfigError(
-            f'= "auto" reads the folder of model.path: {fault}; name the family'
-        ) from None
+        fix = "" if folder.is_dir() else "; name the family"
+        raise ConfigError(f'= "auto" reads the folder of model.path: {fault}{fix}') from None
     kind = str(config.get("model_type"))
     possible = {name: family for name, family in FAMILIES.items() if kind in family.model_types}
     if not possible:
         raise ConfigError(
-            f'= "auto": no family has model_type {kind[:40]!r} ({folder}/config.json); set "none" and '
-            "policy.action_parser, or name one"
+            f'= "auto" reads the folder of model.path: {class_problem(folder, config)}'
         )
     candidates = {name: family for name, family in possible.items() if family.name_pattern}
     if len(candidates) == 1 and kind in _OWN_TYPES:

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from dart_cli.config.architecture import PREFIX, Shape, shape_of, text_sizes, vision_sizes
-from dart_cli.config.model_folder import SINGLE, read_json
+from dart_cli.config.model_folder import SINGLE, model_config
 from dart_cli.config.schema import Config, ModelConfig
 from dart_cli.language.coordinates import make_coordinate_map, resize_of
 from dart_cli.language.parsers import make_action_parser
@@ -156,10 +156,10 @@ def write_miniature(
 
     Return None if no chain is possible: the miniature then writes noise. `config` is the configuration of the
     smoke test, `screen` the width and height of its screens in pixels. The weights in `source` are not read.
-    Raises ModelError if its small files cannot be read.
+    Raises ModelError if its small files cannot be read, or dart does not load its class.
     """
     # 1. Write the folder with random weights.
-    small = cut_config(read_json(source, "config.json"))
+    small = cut_config(model_config(source))
     folder.mkdir(parents=True)
     copy_rest(source, folder)
     (folder / "config.json").write_text(json.dumps(small, indent=2) + "\n", encoding="utf-8")

@@ -108,7 +108,6 @@ def test_what_a_checkpoint_was_made_of_is_not_its_family(tmp_path: Path) -> None
     [
         ("qwen3_vl", "may be of qwen3-vl, gui-owl-1.5, mai-ui, evocua, all of model_type qwen3_vl"),
         ("qwen2_vl", "may be of ui-tars, all of model_type qwen2_vl"),
-        ("llava", "no family has model_type 'llava'"),
     ],
 )
 def test_a_folder_that_does_not_show_its_family_is_one_line_with_the_cure(
