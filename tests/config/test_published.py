@@ -46,7 +46,7 @@ def test_a_class_follows_from_the_family_or_the_name_of_the_folder(
     ("path", "family", "words"),
     [
         ("models/mine", "none", "hf download REPO config.json"),
-        ("models/Qwen3.5-9B", "none", "class qwen3_5 or qwen3_5_moe dart does not load; take a"),
+        ("models/Qwen3.5-9B", "none", "class qwen3_5 dart does not load; take a"),
         ("models/mine", "opencua", "class opencua dart does not load; take a checkpoint of class"),
     ],
 )

@@ -193,7 +193,7 @@ def test_a_model_that_is_not_here_is_planned_by_its_published_shape(
         ("models/Qwen2.5-VL-3B-Instruct", "has another size", "hf download REPO"),
         (
             "models/Qwen3.5-9B",
-            "is of the family qwen3.5, whose class qwen3_5 or qwen3_5_moe dart does not load",
+            "is of the family qwen3.5, whose class qwen3_5 dart does not load",
             "take a checkpoint of class qwen2_vl, qwen2_5_vl or qwen3_vl, the only ones",
         ),
     ],
