@@ -222,6 +222,7 @@ _FAMILY_OF = {
     "scalecua": "scalecua",
     "glm": "glm-4.5v",
     "venus": "ui-venus-2",
+    "holo": "holo-3.1",
 }
 """The family whose prompt is used with an action parser; see dart_cli/config/families.py."""
 

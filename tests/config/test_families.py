@@ -80,6 +80,7 @@ def written(path: Path, text: str) -> Path:
         ("qwen3_5", "Qwen3.8-27B", "qwen3.8"),
         ("qwen3_5", "Fara1.5-9B, made of Qwen3.5-9B", "fara-1.5"),
         ("qwen3_5", "UI-Venus-2-9B", "ui-venus-2"),
+        ("qwen3_5", "Holo3.1-9B", "holo-3.1"),
     ],
 )
 def test_a_folder_shows_its_family_by_its_card_or_its_name(
@@ -112,7 +113,10 @@ def test_what_a_checkpoint_was_made_of_is_not_its_family(tmp_path: Path) -> None
     [
         ("qwen3_vl", "may be of qwen3-vl, gui-owl-1.5, mai-ui, evocua, all of model_type qwen3_vl"),
         ("qwen2_vl", "may be of ui-tars, all of model_type qwen2_vl"),
-        ("qwen3_5", "may be of qwen3.5, qwen3.8, fara-1.5, ui-venus-2, all of model_type qwen3_5"),
+        (
+            "qwen3_5",
+            "may be of qwen3.5, qwen3.8, fara-1.5, ui-venus-2, holo-3.1, all of model_type qwen3_5",
+        ),
         ("qwen3_5_moe", "no family has model_type 'qwen3_5_moe'"),
         ("llava", "no family has model_type 'llava'"),
     ],

@@ -44,6 +44,8 @@ WRITES = {
     "toolcall-xml": "Action: Click {0}.\n<tool_call>\n<function=computer_use>\n<parameter=action>\nleft_click\n"
     "</parameter>\n<parameter=coordinate>\n[{0}, 5]\n</parameter>\n</function>\n</tool_call>",
     "toolcall-fara": "I click {0}.\n" + CALL,
+    "holo": 'I click {0}.\n</think>\n\n{{"note": null, "thought": "It is there.", "tool_call": '
+    '{{"tool_name": "click_desktop", "element": "", "x": {0}, "y": 5}}}}',
     "venus": "I click {0}.\n</think>\n\n<action>Click(box=({0}, 5))</action>",
     "scalecua": "<think>\nIt is there.\n</think>\n<operation>\nClick {0}.\n</operation>\n<action>\nclick(x={0}, y=5)\n</action>",
 }
@@ -189,6 +191,17 @@ def fara(responses: list[str]) -> Messages:
     return built
 
 
+def holo(responses: list[str]) -> Messages:
+    """The layout of hub.hcompany.ai/agent-loop: each screen within tags, and the newest three screens."""
+    built = [system("holo-3.1"), user(said(TASK))]
+    for number in range(len(responses) + 1):
+        seen = IMAGE if number + 3 > len(responses) else said("[Image omitted by context cleaning]")
+        built.append(user(said("<observation>\n"), seen, said("\n</observation>")))
+        if number < len(responses):
+            built.append(assistant(f"<think>\n{responses[number]}"))
+    return built
+
+
 def ui_venus(responses: list[str]) -> Messages:
     """VenusComputerAgent with n_img 2: the task in the system message, and an empty one for each dropped screen."""
     built = [system("ui-venus-2", instruction=TASK)]
@@ -215,8 +228,9 @@ AGENTS: dict[str, Callable[[list[str]], Messages]] = {
     "qwen3.8": qwen_xml("qwen3.8"),
     "fara-1.5": fara,
     "ui-venus-2": ui_venus,
+    "holo-3.1": holo,
 }
-HYBRIDS = ("qwen3.5", "qwen3.8", "fara-1.5", "ui-venus-2")
+HYBRIDS = ("qwen3.5", "qwen3.8", "fara-1.5", "ui-venus-2", "holo-3.1")
 """The families of class qwen3_5."""
 THOUGHT = re.compile(r"<think>\n.*?</think>\n\n", re.DOTALL)
 ADDED = (
@@ -368,7 +382,7 @@ def test_each_prompt_of_a_hybrid_begins_with_the_one_before_and_its_tokens(
         text = WRITES[config.action_parser].format(step)
         if thinking == "on":
             text = f"So it is.\n</think>\n\n{text.rpartition('</think>')[2].lstrip()}"
-        elif config.action_parser == "venus":
+        elif "</think>" in text:
             text = text.rpartition("</think>")[2].lstrip()
         sampled = [*(policy.encode(letter)[0] for letter in "Go."), *policy.encode(text), end]
         before = [*prompt, *sampled]

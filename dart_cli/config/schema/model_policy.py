@@ -20,6 +20,7 @@ ACTION_PARSERS = (
     "scalecua",
     "glm",
     "venus",
+    "holo",
 )
 
 Pointing = Literal["text", "pointer"]
@@ -72,8 +73,8 @@ class PolicyConfig(Section):
 
     action_parser: Annotated[str, one_of(ACTION_PARSERS, "file.py:MyParser")] = "compact"
     """The model's action language: `compact` (the tiny models), `uitars` (UI-TARS text), the `toolcall`
-    action parsers (calls of Qwen's computer_use and mobile_use), `pyautogui`, `scalecua`, `glm`, `venus`, or your own
-    as `package.module:ActionParser` or `file.py:ActionParser` (docs/policy.md). docs/families.md lists which
+    action parsers (calls of Qwen's computer_use and mobile_use), `pyautogui`, `scalecua`, `glm`, `venus`, `holo`, or
+    your own as `package.module:ActionParser` or `file.py:ActionParser` (docs/policy.md). docs/families.md lists which
     model writes which."""
 
     coordinates: Literal["thousandths", "thousand", "resized", "unit"] = "thousandths"

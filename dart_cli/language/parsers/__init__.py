@@ -7,6 +7,7 @@ toolcall          tool calls in JSON or XML: Qwen2.5-VL to Qwen3.8, GUI-Owl, MAI
 pyautogui         Python code: OpenCUA, ScaleCUA
 glm               a call in box tokens: GLM-4.5V
 venus             a call in <action> tags: UI-Venus-2
+holo              an object of JSON: Holo3.1
 pyautogui_calls   reads the calls of Python code as actions, where several lines may be one action
 tools             the tools of tool calls
 fara              the tool of Fara1.5
@@ -34,7 +35,7 @@ _MODULES = {
         ("toolcall", "toolcall-mobile", "toolcall-mai", "toolcall-fara", "toolcall-xml"), "toolcall"
     ),
     **dict.fromkeys(("pyautogui", "scalecua"), "pyautogui"),
-    **{name: name for name in ("compact", "uitars", "glm", "venus")},
+    **{name: name for name in ("compact", "uitars", "glm", "venus", "holo")},
 }
 """The module of each name. Its ACTION_PARSERS has a factory for each of the module's names."""
 

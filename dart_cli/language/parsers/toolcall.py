@@ -33,6 +33,7 @@ from dart_cli.language.parsers.reading import (
     as_action_errors,
     first_read,
     not_expressed,
+    object_once,
     refuse_long,
 )
 from dart_cli.language.parsers.tools import (
@@ -154,7 +155,7 @@ class ToolcallParser:
 
     def _json(self, inner: str) -> tuple[Any, Any]:
         try:
-            call = json.loads(inner, object_pairs_hook=_once)
+            call = json.loads(inner, object_pairs_hook=object_once)
         except (ValueError, RecursionError) as error:
             raise ActionError(f"the call is not one object of JSON: {str(error)[:120]}") from None
         if not isinstance(call, dict):
@@ -210,14 +211,6 @@ def _calls_begin(text: str) -> list[int]:
     if not starts:
         raise ActionError(f"want one call in {_OPEN}...{_CLOSE} at the end of the completion")
     return list(dict.fromkeys(starts))
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs as a dict. Raises ValueError for a key that is there twice."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("a key is given twice")
-    return values
 
 
 def _value(name: str, text: str) -> Any:

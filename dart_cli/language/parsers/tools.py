@@ -2,7 +2,7 @@
 
     Tool             one tool: it reads arguments as an action, and writes an action as arguments
     refuse_unknown   raises an error for an argument that an action does not have
-    point_of, pixel_of, pixel_or_pointer, number_of, seconds_of, names_of_keys   read arguments
+    point_of, pixel_of, pixel_or_pointer, number_of, seconds_of, seconds_in, names_of_keys   read arguments
     COMPUTER_USE     a mouse and a keyboard: Qwen2.5-VL, Qwen3-VL, Qwen3.5, Qwen3.8, GUI-Owl, EvoCUA
     MOBILE_USE       a touchscreen: Qwen2.5-VL, Qwen3-VL, GUI-Owl
     MAI_MOBILE       the touchscreen of MAI-UI, whose swipes have a direction
@@ -123,7 +123,12 @@ def _notches(arguments: Arguments) -> int:
 
 def seconds_of(arguments: Arguments) -> float:
     """Return the seconds of a wait, which are WAIT_S if the call names none."""
-    seconds = WAIT_S if arguments.get("time") is None else number_of(arguments["time"])
+    return WAIT_S if arguments.get("time") is None else seconds_in(arguments["time"])
+
+
+def seconds_in(value: Any) -> float:
+    """Return the seconds of a wait, at most MOST_WAIT_S. Raises ActionError for others."""
+    seconds = number_of(value)
     if not 0 <= seconds <= MOST_WAIT_S:
         raise ActionError(f"a wait is 0 to {MOST_WAIT_S:g} seconds, got {seconds:g}")
     return seconds
