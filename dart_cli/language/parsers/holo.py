@@ -93,7 +93,7 @@ class HoloParser:
 
     def format(self, action: Action, coordinates: CoordinateMap, thought: str = "") -> str:
         """Return the completion of one action; see ActionParser."""
-        call = _written(action, coordinates)
+        call = _call_for(action, coordinates)
         if call is None:
             raise not_expressed("Holo", action, self.limits)
         step = {"note": None, "thought": thought, "tool_call": call}
@@ -218,7 +218,7 @@ def _scroll(call: Mapping[str, Any], place: tuple[int, int]) -> Action:
     return act.Scroll(x=place[0], y=place[1], dx=dx, dy=dy)
 
 
-def _written(action: Action, coordinates: CoordinateMap) -> dict[str, Any] | None:
+def _call_for(action: Action, coordinates: CoordinateMap) -> dict[str, Any] | None:
     """Return the call for an action; None if the language has none."""
 
     def at(name: str, point: tuple[int, int], **others: Any) -> dict[str, Any]:

@@ -245,7 +245,7 @@ def _call(action: Action, coordinates: CoordinateMap) -> str | None:
             place = "" if action.x is None or action.y is None else f"box={at(action.x, action.y)}"
             return f"{name}({place})"
         case act.Scroll() if (action.x, action.y) == coordinates.pointer_or_centre:
-            return _written_swipe(action)
+            return _swipe_call(action)
         case act.Type():
             return f"Type(content={_quoted(action.text)})"
         case act.KeyPress():
@@ -264,7 +264,7 @@ def _call(action: Action, coordinates: CoordinateMap) -> str | None:
     return None
 
 
-def _written_swipe(action: act.Scroll) -> str | None:
+def _swipe_call(action: act.Scroll) -> str | None:
     """Return the call of a scroll in one direction; None for another scroll."""
     if (action.dx and action.dy) or max(abs(action.dx), abs(action.dy)) > MOST_NOTCHES:
         return None
