@@ -34,7 +34,7 @@ AUTO, NONE = "auto", "none"
 
 PROMPTS = Path(__file__).parents[1] / "language" / "prompts"
 
-_OWN_TYPES = ("qwen3_5", "qwen3_5_moe", "glm4v_moe")
+_OWN_TYPES = ("glm4v_moe",)
 """Model types that belong to one family alone. A Qwen2-VL, for example, may belong to several families or to
 none."""
 _CARD = "README.md"
@@ -62,6 +62,11 @@ class Family:
     previous_line: str = "Step {step}: {action}\n"
     previous_none: str = "None"
     thought: str = "kept"  # what becomes of thoughts in the history
+    history_images_most: int = 0
+    thinking: str = "auto"
+    later_screen: str = "{screen}"  # around a screen that is not in the message of the instruction
+    past_screen: str = ""  # around such a screen of a past turn, where that differs
+    dropped_screen: str | None = None  # the message in its place; None for no message
     bounds: Screens | None = None  # sizes of a preprocessor that only its folders have
     note: str = ""
 
@@ -88,10 +93,12 @@ VALUES = (
     "action_parser",
     "coordinates",
     "history_images",
+    "history_images_most",
     "history_turns",
     "system_prompt",
     "template",
     "part_order",
+    "thinking",
 )
 """Keys of [policy] that a family sets."""
 
@@ -107,8 +114,9 @@ def values_of(name: str) -> dict[str, tuple[Any, str]]:
     """Return the value and the origin of each key that a family of FAMILIES sets."""
     family, origin = FAMILIES[name], f"family {name}"
     values: dict[str, tuple[Any, str]] = {}
-    for key in ("action_parser", "coordinates", "history_images", "history_turns", "part_order"):
-        values[key] = getattr(family, key), origin
+    for key in VALUES:
+        if key not in ("system_prompt", "template"):
+            values[key] = getattr(family, key), origin
     for key, file in (
         ("system_prompt", f"{family.system or family.prompt or name}.system.txt"),
         ("template", f"{family.prompt or name}.template.txt"),
