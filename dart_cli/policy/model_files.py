@@ -274,11 +274,12 @@ def drafting_layers(folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]
 
     Qwen3.5's checkpoints have one such layer, which drafts tokens for speculative decoding. transformers does
     not load it, and dart does not train it. Folders that transformers saved have lost it, whatever their
-    config.json says.
+    config.json says, and a folder may not have its weights yet.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     nested = config.get("text_config")
-    if not (nested if isinstance(nested, dict) else config).get(_DRAFTING_KEY):
+    text = nested if isinstance(nested, dict) else config
+    if not text.get(_DRAFTING_KEY) or not any(folder.glob("*.safetensors")):
         return {}
     with PolicyFiles(folder) as files:
         names = [name for name in files.names() if name.startswith(_DRAFTING)]
