@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from bus.errors import ActionError
 from dart_cli.language.coordinates import AS_IT_IS, CoordinateMap
@@ -198,7 +198,7 @@ def _button(call: Mapping[str, Any]) -> MouseButton:
     button = call.get("button") or "left"
     if button not in ("left", "right", "middle"):
         raise ActionError(f"button must be left, right or middle, got {str(button)[:24]!r}")
-    return button  # type: ignore[no-any-return]
+    return cast("MouseButton", button)
 
 
 def _refuse_several(call: Mapping[str, Any], key: str, one: Any) -> None:
