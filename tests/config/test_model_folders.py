@@ -23,7 +23,7 @@ from dart_cli.policy.loader import check_weights, load_policy
 from scripts.small_models import build
 from tests.config.model_parts import change_json, write_json, write_model, write_tensors, zeros
 
-KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
