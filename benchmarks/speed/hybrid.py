@@ -167,7 +167,7 @@ class LiveBytes(TorchDispatchMode):
         self.live = self.peak = 0
         self._storages: Any = WeakIdKeyDictionary()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute one operation and count what it made."""
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves(result):
