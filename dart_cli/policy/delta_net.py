@@ -130,17 +130,57 @@ def delta_net(
 
     The roots begin from the states in `cache`, which gets those of all nodes; without one from nothing.
     """
-    # 1. Project every token once; one more row of zeros is the padding.
+    # 1. Project every token once.
     tokens = len(hidden)
     mixed, gate = layer.in_proj_qkv(hidden), layer.in_proj_z(hidden)
-    beta = F.pad(layer.in_proj_b(hidden).sigmoid(), (0, 0, 0, 1))
+    beta = layer.in_proj_b(hidden).sigmoid()
     speed = F.softplus(_precise(layer.in_proj_a(hidden)) + layer.dt_bias)
-    decay = F.pad(-_precise(layer.A_log).exp() * speed, (0, 0, 0, 1))
+    decay = -_precise(layer.A_log).exp() * speed
+    # 2. Apply convolution and rule.
+    if plan.single and not hidden.requires_grad and cache is not None and cache.begin() is not None:
+        core = _one_token(layer, mixed, decay, beta, cache)
+    else:
+        core = _all_nodes(layer, mixed, decay, beta, plan, cache)
+    # 3. Leave the layer.
+    width = layer.head_v_dim
+    core = layer.norm(core.reshape(-1, width), gate.reshape(-1, width))
+    out: torch.Tensor = layer.out_proj(core.reshape(tokens, -1))
+    return out
+
+
+def _one_token(
+    layer: Any, mixed: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, cache: StateCache
+) -> torch.Tensor:
+    """Return the outputs [B, heads, value] for one more token of each sequence in `cache`.
+
+    It is what `_all_nodes` computes, without the copies of states that its tables would make.
+    """
+    before = cache.begin()
+    assert before is not None
+    rows = torch.cat([before.inputs, mixed[:, None]], 1)  # [B, columns + 1, channels]
+    core, last = _recurrent(*_heads(layer, rows), decay[:, None], beta[:, None], before.states)
+    cache.end(LayerStates(rows[:, 1:], last))
+    return core[:, 0]
+
+
+def _all_nodes(
+    layer: Any,
+    mixed: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    plan: StatePlan,
+    cache: StateCache | None,
+) -> torch.Tensor:
+    """Return the outputs [T, heads, value] from inputs of the convolution [T, channels] and gates [T, heads].
+
+    Tokens that are in no node get 0.
+    """
+    # 1. One more row of zeros is the padding; after it come the inputs that earlier passes left.
     begin = None if cache is None else cache.begin()
     earlier = () if begin is None else (begin.inputs.flatten(0, 1),)
     rows = torch.cat([F.pad(mixed, (0, 0, 0, 1)), *earlier])
+    decay, beta = F.pad(decay, (0, 0, 0, 1)), F.pad(beta, (0, 0, 0, 1))
     # 2. Compute the nodes depth by depth; those of a group in one call of the rule.
-    rule = _recurrent if plan.single and not hidden.requires_grad else _chunked
     states = None if begin is None else begin.states
     outputs: list[torch.Tensor] = []
     left: list[torch.Tensor] = []  # the states after the nodes
@@ -149,7 +189,7 @@ def delta_net(
         following: list[torch.Tensor] = []
         for group in groups:
             query, key, value = _convolved(layer, rows, group.inputs)
-            core, last = rule(
+            core, last = _chunked(
                 query,
                 key,
                 value,
@@ -164,13 +204,9 @@ def delta_net(
         left.append(states)
     if cache is not None:
         cache.end(LayerStates(rows[plan.ends], torch.cat(left).index_select(0, plan.nodes)))
-    # 3. Put the tokens in their order, and leave the layer.
+    # 3. Put the tokens in their order.
     padded = F.pad(torch.cat(outputs), (0, 0, 0, 0, 0, 1))
-    core = padded.index_select(0, plan.places)
-    width = layer.head_v_dim
-    core = layer.norm(core.reshape(-1, width), gate.reshape(-1, width))
-    out: torch.Tensor = layer.out_proj(core.reshape(tokens, -1))
-    return out
+    return padded.index_select(0, plan.places)
 
 
 def _convolved(
@@ -180,9 +216,13 @@ def _convolved(
 
     `rows` [R, channels] are gathered by `inputs` [B, columns + N].
     """
-    gathered = gather_rows(rows, inputs.flatten()).view(*inputs.shape, -1)
+    return _heads(layer, gather_rows(rows, inputs.flatten()).view(*inputs.shape, -1))
+
+
+def _heads(layer: Any, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Convolve `inputs` [B, columns + N, channels], and return what `_convolved` does."""
     weight = layer.conv1d.weight
-    mixed = F.conv1d(gathered.transpose(1, 2), weight, groups=len(weight)).transpose(1, 2)
+    mixed = F.conv1d(inputs.transpose(1, 2), weight, groups=len(weight)).transpose(1, 2)
     parts = F.silu(mixed).split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
     query, key = (part.unflatten(-1, (-1, layer.head_k_dim)) for part in parts[:2])
     shared = layer.num_v_heads // layer.num_k_heads
@@ -296,8 +336,7 @@ def _recurrent(
     value: torch.Tensor,
     decay: torch.Tensor,
     beta: torch.Tensor,
-    begin: torch.Tensor | None,
-    lengths: torch.Tensor,  # noqa: ARG001 (the signature is that of `_chunked`)
+    begin: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Apply the rule to sequences of one token; see `_chunked`."""
     if accelerator.takes_packs(query.device, query.dtype):
