@@ -108,9 +108,9 @@ class Author:
         return prompt
 
     def trajectory(
-        self, name: str, first: str, instruction: list[int], steps: int, most: int, kept: int
+        self, name: str, first: str, instruction: list[int], steps: int, most: int, fewest: int
     ) -> list[BatchStep]:
-        """Return steps whose history has up to `most` screens, and after one more the last `kept`."""
+        """Return steps whose history has up to `most` screens, and after one more the last `fewest`."""
         turns = [(first, self.text(0))]
         rows: list[BatchStep] = []
         for step in range(steps):
@@ -132,7 +132,7 @@ class Author:
             turns[-1] = (turns[-1][0], [*completion, *self.text(BETWEEN)])
             turns.append((self.screen(), []))
             if len(turns) > most:
-                turns = turns[-kept:]
+                turns = turns[-fewest:]
         return rows
 
 

@@ -10,15 +10,13 @@ Three of four layers of Qwen3.5 are of this kind. With `use_states` they compute
 function, so that no state passes from one sequence to another, and a tree gives the hidden states of its
 paths. A forward pass without a plan, as transformers itself makes it, is computed by transformers.
 
-The gated delta rule is transformers' on a CPU and in float32, where it computes in float32 whatever it is
-given. On a GPU in half precision it is the kernel of flash-linear-attention. No kernel is downloaded.
+The gated delta rule is computed in float32 or better whatever its inputs are; on a GPU in half precision by
+the kernel of flash-linear-attention. No kernel is downloaded.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -33,6 +31,7 @@ from dart_cli.policy.packed import PackPlans, gather_rows
 from dart_cli.policy.state_plan import StatePlan, StateShape
 
 KERNEL_PACKAGE = "flash-linear-attention"
+CHUNK = 64  # tokens at most of which one triangular system is solved
 
 
 @dataclass
@@ -264,13 +263,8 @@ def _chunked(
     [B, N, heads], 0 on padding, the states `begin` [B, heads, key, value] or None for zeros, and `lengths`
     [B]. Return the outputs [B, N, heads, value], arbitrary on padding, and the states after the sequences.
     """
-    options = {"initial_state": begin, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
     if not accelerator.takes_packs(query.device, query.dtype):
-        rule = _library_rule("torch_chunk_gated_delta_rule")
-        # The library pads to whole chunks, and a turn may be far shorter than one of 64 tokens.
-        chunk = min(64, 1 << (query.shape[1] - 1).bit_length())
-        core, last = rule(query, key, value, g=decay, beta=beta, chunk_size=chunk, **options)
-        return core, last
+        return _in_chunks(query, key, value, decay, beta, begin)
     # The kernel takes sequences behind one another.
     real = torch.arange(query.shape[1], device=lengths.device) < lengths[:, None]
     inputs = [part[real][None] for part in (query, key, value)]
@@ -281,11 +275,69 @@ def _chunked(
         g=decay[real][None],
         beta=beta[real][None],
         cu_seqlens=F.pad(lengths.cumsum(0), (1, 0)),
-        **options,
+        initial_state=begin,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
     )
     core = value.new_zeros(value.shape)
     core[real] = flat[0]
     return core, last
+
+
+def _in_chunks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    begin: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Apply the rule in torch's operations; see `_chunked`.
+
+    A triangular system gives what the tokens of a chunk add to the state (arXiv 2412.06464, 3.3), and the state
+    goes from chunk to chunk. The chunks are unbound once, so that the backward pass is linear in N. It is
+    quadratic where a loop takes slices, as in transformers' function, whose values these are.
+    """
+    length = query.shape[1]
+    size = min(CHUNK, 1 << (length - 1).bit_length())  # a turn may be far shorter than a chunk
+
+    def chunks(part: torch.Tensor) -> torch.Tensor:
+        """Return [B, N, heads, ...] as [B, heads, chunks, size, ...]."""
+        padded = F.pad(part, (*[0, 0] * (part.ndim - 2), 0, -length % size))
+        return padded.unflatten(1, (-1, size)).movedim(3, 1)
+
+    # 1. Let the tokens of each chunk decay to its beginning, to one another and to its end.
+    query, key = chunks(_unit(query) * query.shape[-1] ** -0.5), chunks(_unit(key))
+    values, sums = chunks(_precise(value)), chunks(_precise(decay)).cumsum(-1)
+    strength = chunks(_precise(beta))[..., None]
+    later = torch.ones(size, size, dtype=torch.bool, device=query.device).triu(1)
+    between = (sums[..., :, None] - sums[..., None, :]).masked_fill(later, float("-inf")).exp()
+    from_begin, to_end = sums.exp()[..., None], (sums[..., -1:] - sums).exp()[..., None]
+    # 2. Solve for what the tokens add: `fresh` if the state is zeros, less `read` times the state.
+    system = (key * strength) @ key.transpose(-1, -2) * between
+    right = torch.cat([values * strength, key * strength * from_begin], -1)
+    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    fresh, read = solved.split([values.shape[-1], key.shape[-1]], -1)
+    # 3. Go from chunk to chunk.
+    parts = (
+        fresh,
+        read,
+        query * from_begin,
+        query @ key.transpose(-1, -2) * between,
+        (key * to_end).transpose(-1, -2),
+        from_begin[..., -1:, :],
+    )
+    state = values.new_zeros(*values.shape[:2], key.shape[-1], values.shape[-1])
+    state = state if begin is None else begin.to(values.dtype)
+    outputs: list[torch.Tensor] = []
+    for new, old, asked, within, added, kept in zip(
+        *(each.unbind(2) for each in parts), strict=True
+    ):
+        change = new - old @ state
+        outputs.append(asked @ state + within @ change)
+        state = state * kept + added @ change
+    core = torch.stack(outputs, 2).flatten(2, 3)[:, :, :length].transpose(1, 2)
+    return core.to(value.dtype), state
 
 
 def _recurrent(
@@ -296,20 +348,33 @@ def _recurrent(
     beta: torch.Tensor,
     begin: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Apply the rule token by token, for sequences of one token; see `_chunked`."""
-    options = {"initial_state": begin, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
-    rule: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    """Apply the rule to sequences of one token; see `_chunked`."""
     if accelerator.takes_packs(query.device, query.dtype):
-        from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule as rule
-    else:
-        rule = _library_rule("torch_recurrent_gated_delta_rule")
-    return rule(query, key, value, g=decay, beta=beta, **options)
+        from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
+
+        core, last = fused_recurrent_gated_delta_rule(
+            query,
+            key,
+            value,
+            g=decay,
+            beta=beta,
+            initial_state=begin,
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+        )
+        return core, last
+    scaled, unit = _unit(query[:, 0]) * query.shape[-1] ** -0.5, _unit(key[:, 0])[..., None]
+    values = _precise(value[:, 0])
+    state = values.new_zeros(*values.shape[:2], key.shape[-1], values.shape[-1])
+    state = state if begin is None else begin.to(values.dtype)
+    state = state * _precise(decay[:, 0]).exp()[..., None, None]
+    change = (values - (state * unit).sum(-2)) * _precise(beta[:, 0])[..., None]
+    state = state + unit * change[..., None, :]
+    out = (state * scaled[..., None]).sum(-2)
+    return out[:, None].to(value.dtype), state
 
 
-def _library_rule(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """Return transformers' own function; it would call an installed kernel that does not run on a CPU."""
-    from transformers.models.qwen3_5 import modeling_qwen3_5
-
-    rule: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    rule = inspect.unwrap(getattr(modeling_qwen3_5, name))
-    return rule
+def _unit(vectors: torch.Tensor) -> torch.Tensor:
+    """Return vectors [..., width] divided by their length, in float32 or better."""
+    vectors = _precise(vectors)
+    return vectors * torch.rsqrt(vectors.square().sum(-1, keepdim=True) + 1e-6)

@@ -2,6 +2,7 @@
 
     Trace          what a layer computes of some sequences
     layer_alone    computes a layer over whole sequences
+    recurrence     the gated delta rule alone
     small_layer    makes a random layer of transformers
     drawn_layout   draws trees that are cut at awkward places
 
@@ -87,27 +88,39 @@ def layer_alone(layer: Any, hidden: torch.Tensor) -> Trace:
     key = mixed[..., keys : 2 * keys].unflatten(-1, (layer.num_k_heads, -1))
     value = mixed[..., 2 * keys :].unflatten(-1, (heads, -1))
     owner = torch.arange(heads) // groups  # the key head of each value head
+    beta = (hidden @ layer.in_proj_b.weight.T).sigmoid()
+    rate = (1 + (hidden @ layer.in_proj_a.weight.T + layer.dt_bias).exp()).log()
+    decay = -layer.A_log.exp() * rate
+    state = hidden.new_zeros(len(hidden), heads, layer.head_k_dim, layer.head_v_dim)
+    core, states = recurrence(query[:, :, owner], key[:, :, owner], value, decay, beta, state)
+    scale = (core.square().mean(-1, keepdim=True) + layer.layer_norm_epsilon).sqrt()
+    gate = (hidden @ layer.in_proj_z.weight.T).unflatten(-1, (heads, -1))
+    core = layer.norm.weight * core / scale * gate * gate.sigmoid()
+    return Trace(core.flatten(2) @ layer.out_proj.weight.T, inputs, states)
+
+
+def recurrence(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return outputs [P, L, heads, value] and the states [P, L, heads, key, value] after each token."""
     query, key = (
         each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (query, key)
     )
-    query, key = query[:, :, owner] / layer.head_k_dim**0.5, key[:, :, owner]
-    beta = (hidden @ layer.in_proj_b.weight.T).sigmoid()
-    rate = (1 + (hidden @ layer.in_proj_a.weight.T + layer.dt_bias).exp()).log()
-    keep = (-layer.A_log.exp() * rate).exp()
-    state = hidden.new_zeros(len(hidden), heads, layer.head_k_dim, layer.head_v_dim)
+    query = query / query.shape[-1] ** 0.5
     outputs, states = [], []
-    for token in range(length):
-        state = keep[:, token, :, None, None] * state
+    for token in range(query.shape[1]):
+        state = decay[:, token, :, None, None].exp() * state
         recalled = torch.einsum("phk,phkv->phv", key[:, token], state)
         change = beta[:, token, :, None] * (value[:, token] - recalled)
         state = state + key[:, token, :, :, None] * change[:, :, None, :]
         outputs.append(torch.einsum("phk,phkv->phv", query[:, token], state))
         states.append(state)
-    core = torch.stack(outputs, 1)
-    scale = (core.square().mean(-1, keepdim=True) + layer.layer_norm_epsilon).sqrt()
-    gate = (hidden @ layer.in_proj_z.weight.T).unflatten(-1, (heads, -1))
-    core = layer.norm.weight * core / scale * gate * gate.sigmoid()
-    return Trace(core.flatten(2) @ layer.out_proj.weight.T, inputs, torch.stack(states, 1))
+    return torch.stack(outputs, 1), torch.stack(states, 1)
 
 
 def drawn_layout(seed: int) -> PackLayout:

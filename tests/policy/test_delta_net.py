@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from itertools import pairwise
@@ -11,7 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForImageTextToText, PreTrainedModel
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from bus.errors import MissingPartError, ModelError
 from dart_cli.hardware import accelerator
@@ -163,6 +167,73 @@ def test_a_model_whose_recurrent_layers_take_no_packs_is_refused(family: Family)
     del inner.language_model.layers[2].linear_attn.forward
     with pytest.raises(ModelError, match="recurrent layers are transformers' own, which cannot"):
         packed_hidden(policy.model, packed_inputs(policy, forest(policy)))
+
+
+# --- the rule -------------------------------------------------------------------------------------
+
+
+def rule_inputs(length: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return query, key, value, decay, beta and begin of two sequences in four heads."""
+    draw = torch.Generator().manual_seed(length)
+    query, key, value = (
+        torch.randn(2, length, 4, width, generator=draw).to(dtype) for width in (16, 16, 8)
+    )
+    decay, beta = (torch.rand(2, length, 4, generator=draw) for _ in range(2))
+    return [query, key, value, -decay, beta.to(dtype), torch.randn(2, 4, 16, 8, generator=draw)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [1, 64, 150])
+@pytest.mark.parametrize("starts", [False, True])
+def test_the_rule_is_transformers_own(length: int, dtype: torch.dtype, starts: bool) -> None:
+    *inputs, begin = rule_inputs(length, dtype)
+    mine = delta_net._chunked(*inputs, begin if starts else None, torch.tensor([length] * 2))
+    query, key, value, decay, beta = inputs
+    names = ["torch_chunk_gated_delta_rule"]
+    results = [mine]
+    if length == 1:
+        names += ["torch_recurrent_gated_delta_rule"]
+        results += [delta_net._recurrent(*inputs, begin if starts else None, torch.tensor([1, 1]))]
+    for name, result in zip(names, results, strict=True):
+        theirs = inspect.unwrap(getattr(modeling_qwen3_5, name))(
+            query,
+            key,
+            value,
+            g=decay,
+            beta=beta,
+            initial_state=begin if starts else None,
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+        )
+        for one, other in zip(result, theirs, strict=True):
+            assert one.dtype == other.dtype
+            assert_close(one.float(), other.float(), 2e-6 if dtype == torch.float32 else 4e-3)
+
+
+class Elements(TorchDispatchMode):
+    """The elements that all operations make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        leaves = tree_leaves(result)
+        self.count += sum(each.numel() for each in leaves if isinstance(each, torch.Tensor))
+        return result
+
+
+def test_the_backward_pass_of_the_rule_is_linear_in_the_tokens() -> None:
+    """transformers' function makes whole gradients for each chunk: twice the tokens, four times the work."""
+    counts = []
+    for length in (1024, 2048):
+        inputs = [each.requires_grad_() for each in rule_inputs(length, torch.float32)]
+        core, last = delta_net._chunked(*inputs, torch.tensor([length] * 2))
+        with Elements() as elements:
+            torch.autograd.grad(core.sum() + last.sum(), inputs)
+        counts.append(elements.count)
+    assert counts[1] < 2.2 * counts[0]
 
 
 # --- published shapes, cut down -------------------------------------------------------------------

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from random import Random
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from dart_cli.hardware import accelerator
 from dart_cli.policy import delta_net as product
 from dart_cli.policy.delta_net import StateCache, delta_net
 from dart_cli.policy.pack_plan import PackLayout
@@ -23,6 +26,7 @@ from tests.policy.delta_reference import (
     HIDDEN,
     drawn_layout,
     layer_alone,
+    recurrence,
     small_layer,
 )
 from tests.policy.test_packed import InDouble
@@ -337,3 +341,69 @@ def test_rows_without_padding_between_them_see_nothing_of_one_another() -> None:
     for one, other in zip(*results, strict=True):
         assert torch.equal(one[[0, 2]], other[[0, 2]])
         assert not torch.equal(one[1], other[1])
+
+
+# --- the kernel of a GPU --------------------------------------------------------------------------
+
+
+def chunk_by_definition(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    *,
+    initial_state: torch.Tensor | None,
+    output_final_state: bool,
+    use_qk_l2norm_in_kernel: bool,
+    cu_seqlens: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What flash-linear-attention 0.6 documents: sequences behind one another, a state for each."""
+    assert output_final_state
+    assert use_qk_l2norm_in_kernel
+    assert len(q) == 1
+    assert cu_seqlens.dtype == torch.long
+    assert cu_seqlens[-1] == q.shape[1]
+    outputs, ends = [], []
+    for row, (start, end) in enumerate(pairwise(cu_seqlens.tolist())):
+        assert start < end
+        state = q.new_zeros(1, v.shape[2], q.shape[3], v.shape[3])
+        if initial_state is not None:
+            assert len(initial_state) == len(cu_seqlens) - 1
+            state = initial_state[row : row + 1]
+        own = [each[:, start:end] for each in (q, k, v, g, beta)]
+        out, states = recurrence(*own, state)
+        outputs.append(out)
+        ends.append(states[:, -1])
+    return torch.cat(outputs, 1), torch.cat(ends)
+
+
+def recurrent_by_definition(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor,
+    output_final_state: bool,
+    use_qk_l2norm_in_kernel: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    assert output_final_state
+    assert use_qk_l2norm_in_kernel
+    out, states = recurrence(q, k, v, g, beta, initial_state)
+    return out, states[:, -1]
+
+
+def test_the_kernel_is_given_what_makes_it_each_path_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = ModuleType("fla.ops.gated_delta_rule")
+    kernels.chunk_gated_delta_rule = chunk_by_definition  # type: ignore[attr-defined]
+    kernels.fused_recurrent_gated_delta_rule = recurrent_by_definition  # type: ignore[attr-defined]
+    for name in ("fla", "fla.ops"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
+    monkeypatch.setattr(accelerator, "takes_packs", lambda _device, _dtype: True)
+    for seed in range(4):
+        layout = drawn_layout(seed)
+        assert max(gaps_of(seed, layout, right_plan(layout)).values()) < EXACT
+    assert max(gaps_of_rows(2, 2)) < EXACT
