@@ -214,10 +214,10 @@ pyproject.toml asks for the same. The tests of that engine show whether another 
 
 VLLM_OWN = frozenset(
     """
-    additional_config dtype enable_lora gpu_memory_utilization logits_processors max_cpu_loras max_logprobs
-    max_lora_rank max_loras max_model_len max_num_seqs mm_device_do_normalize mm_processor_kwargs model scheduler_cls
-    seed skip_tokenizer_init speculative_config tensor_parallel_size weight_transfer_config worker_cls
-    worker_extension_cls
+    additional_config dtype enable_lora gpu_memory_utilization logits_processors mamba_cache_dtype
+    mamba_ssm_cache_dtype max_cpu_loras max_logprobs max_lora_rank max_loras max_model_len max_num_seqs
+    mm_device_do_normalize mm_processor_kwargs model scheduler_cls seed skip_tokenizer_init speculative_config
+    tensor_parallel_size weight_transfer_config worker_cls worker_extension_cls
     """.split()
 )
 """vLLM's arguments that `vllm.options` may not set: a key of dart sets them, or exactness depends on them."""
