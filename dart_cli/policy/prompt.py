@@ -5,6 +5,7 @@
     make_renderer                    makes the renderer of a configuration
     part_order_of                    returns where the prompts of a configuration have the instruction
     date_of                          writes a date as prompts tell it
+    template_options                 returns the options of the chat template that a configuration sets
 
 The tokenizer's chat template builds the text. The instruction comes first. Each past turn is an assistant
 message, after the part of its screen that the history keeps. The present screen is last. A family of models
@@ -290,9 +291,10 @@ class PromptRenderer:
         return RenderedPrompt(token_ids, list(images))
 
     def option_problem(self) -> str:
-        """Return why the chat template refuses its options; "" if it takes them."""
+        """Return why the chat template refuses its options; "" if it takes them, or if there are none."""
         try:
-            self._templated([_TRIAL])
+            if self._options:
+                self._templated([_TRIAL])
         except PromptError as error:
             return str(error)
         return ""

@@ -236,3 +236,21 @@ def test_the_doctor_tells_the_family_of_a_folder_and_what_follows(tmp_path: Path
     )
     glm = config_of_model(folder(tmp_path, "glm4v_moe", name="glm"), ["policy.family=auto"])
     assert any("action parser and prompt only" in each.text for each in family(glm))
+
+
+@pytest.mark.parametrize("date", ["2026-02-30", "20260101", "1.2.2026", ""])
+def test_a_date_that_is_no_day_is_refused_in_one_line(date: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.toml", f"[policy]\ndate = '{date}'\n")
+    with pytest.raises(ConfigError, match=r"policy\.date must be a date as YYYY-MM-DD") as refusal:
+        load_config(path)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_instruction_is_in_the_template_or_in_the_system_message() -> None:
+    def problems(**keys: str) -> list[str]:
+        config = Config.model_validate({"policy": keys})
+        return [str(each) for each in broken_rules(POLICY, config)]
+
+    assert problems(template="", system_prompt="Do {instruction}") == []
+    [problem] = problems(template="Do it", system_prompt="Be brief")
+    assert "needs {instruction} where the task belongs" in problem
