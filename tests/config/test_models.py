@@ -23,7 +23,7 @@ CASES = [
         "model of another kind",
         '[model]\npath = "{llama}"\n',
         "model.path",
-        "take a checkpoint of class qwen2_vl, qwen2_5_vl or qwen3_vl",
+        "take a checkpoint of class qwen2_vl, qwen2_5_vl, qwen3_vl or qwen3_5",
     ),
     Case("model without weights", '[model]\npath = "{bare}"\n', "model.path", "*.safetensors"),
 ]

@@ -192,9 +192,9 @@ def test_a_model_that_is_not_here_is_planned_by_its_published_shape(
         ("models/mine", "its name shows no family whose shape is published", "hf download REPO"),
         ("models/Qwen2.5-VL-3B-Instruct", "has another size", "hf download REPO"),
         (
-            "models/Qwen3.5-9B",
-            "is of the family qwen3.5, whose class qwen3_5 or qwen3_5_moe dart does not load",
-            "take a checkpoint of class qwen2_vl, qwen2_5_vl or qwen3_vl, the only ones",
+            "models/OpenCUA-7B",
+            "is of the family opencua, whose class opencua dart does not load",
+            "take a checkpoint of class qwen2_vl, qwen2_5_vl, qwen3_vl or qwen3_5, the only ones",
         ),
     ],
 )
@@ -213,12 +213,12 @@ def test_a_folder_that_cannot_be_loaded_is_told_once(
     seven_b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host(monkeypatch)
-    change_json(seven_b, "config.json", model_type="qwen3_5")
+    change_json(seven_b, "config.json", model_type="qwen3_5_moe")
     config = config_of(model={"path": str(seven_b)}, up={"rollout_gpus": []})
     assert not list(planned.plan(config))
     [finding] = [each for each in find_mistakes(config) if each.subject == "model.path"]
-    assert "model_type is qwen3_5, which dart does not load" in finding.text
-    assert finding.cure.startswith("take a checkpoint of class qwen2_vl, qwen2_5_vl or qwen3_vl")
+    assert "model_type is qwen3_5_moe, which dart does not load" in finding.text
+    assert finding.cure.startswith("take a checkpoint of class qwen2_vl, qwen2_5_vl, qwen3_vl or")
 
 
 @pytest.mark.parametrize(
