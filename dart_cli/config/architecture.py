@@ -274,6 +274,24 @@ class Shape:
         """Number of layers of the language model with attention to all tokens."""
         return self.layers - (self.delta.layers if self.delta else 0)
 
+    @property
+    def layer_parameters(self) -> int:
+        """Number of parameters of all layers of the language model."""
+        return sum(self.parameters_of(place) for place in range(self.layers))
+
+    @property
+    def token_operations(self) -> float:
+        """Operations of a forward pass over one token in all layers, without attention to other tokens.
+
+        A recurrence reads its state for the key and for the query, and adds to it.
+        """
+        return 2.0 * self.layer_parameters + (6.0 * self.delta.state if self.delta else 0.0)
+
+    @property
+    def pair_operations(self) -> float:
+        """Operations of one token's attention to another one, in all layers."""
+        return 4.0 * self.queries * self.attending
+
     def parameters_of(self, place: int) -> int:
         """Return the number of parameters of the layer `place` of the language model, counted from 0."""
         return self.delta.layer if self.delta and place in self.delta.places else self.layer

@@ -109,7 +109,7 @@ def test_the_state_of_the_longest_sequence_has_room_before_features() -> None:
     plain = replace(
         shape, delta=None, layers=shape.attending
     )  # as many keys and values, and no state
-    sizes = {"wide": 2, "memory": H100.memory, "length": 20_000, "screen_tokens": 10**6}
+    sizes = {"wide": 2, "memory": H100.memory, "length": 20_000, "screen_tokens": 10**8}
     with_states, without = (
         divide(VllmConfig(), replace(each, text=shape.text), **sizes) for each in (shape, plain)
     )

@@ -177,10 +177,10 @@ def test_seven_billion_parameters_keep_225_kilobytes_a_token_and_layer() -> None
     assert layer_activations(shape, "bfloat16") == pytest.approx(225_000, rel=0.002)
 
 
-def test_a_recurrent_layer_of_nine_billion_parameters_keeps_317_kilobytes_a_token() -> None:
+def test_a_recurrent_layer_of_nine_billion_parameters_keeps_316_kilobytes_a_token() -> None:
     shape = shape_of({**PUBLISHED["qwen3_5"].tree, "model_type": "qwen3_5"})
-    assert recurrence_activations(shape, "bfloat16") == pytest.approx(317_000, rel=0.002)
-    assert layer_activations(shape, "bfloat16") == pytest.approx(274_500, rel=0.002)
+    assert recurrence_activations(shape, "bfloat16") == pytest.approx(316_300, rel=0.002)
+    assert layer_activations(shape, "bfloat16") == pytest.approx(258_100, rel=0.002)
 
 
 def test_small_models_keep_gradients_whole() -> None:
