@@ -3,12 +3,14 @@
     .venv/bin/python scripts/shipped_models/build_tiny.py --seed 0 --seconds 300 --out /tmp/base-0
 
 Each screen is one tree of a pack (dart_cli/policy/packed.py): the image, and behind it each question by
-itself, so that a question is trained exactly as it is asked in use. A question is "click the red button" about a red button that is in sight,
-"is red visible", or "what screen". What cannot be pointed at, because it is absent, covered or
-already as it is wanted, is answered with any widget in sight, at random: the base has no
-idea of what leads where, and that is where reinforcement learning starts. A click is learnt as a
-distribution over the inside of the target, not as its centre, so that the policy keeps some of
-the freedom that RL explores with.
+itself, so that a question is trained exactly as it is asked in use. A question is "click the red button"
+about a red button that is in sight, "is red visible", or "what screen". What cannot be pointed at, because it
+is absent, covered or already as it is wanted, is answered with any widget in sight, at random: the base has
+no idea of what leads where, and that is where reinforcement learning starts. A click is learnt as a
+distribution over the inside of the target, not as its centre, so that the policy keeps some of the freedom
+that RL explores with.
+
+`--class qwen3_5` builds a hybrid of the same size, three of whose four layers are recurrences.
 
 One core, one thread; `--seconds` is CPU time. The printed hit rate is on held-out screens.
 """
@@ -98,7 +100,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class PackedSheets:
-    """A pack of B sheets; `tokens` and `clicks` are the places that predict what is learned."""
+    """A pack of B sheets with screens of one size; `tokens` and `clicks` are places that predict something."""
 
     inputs: PackedInputs  # L tokens; each sheet is a tree, its image the root, its questions the children
     nodes: torch.Tensor  # [L], the node of each token
@@ -123,7 +125,10 @@ class Packer:
         self._zero = self._encode("0")[0]
 
     def pack(self, sheets: Sequence[Sheet], rng: Random) -> PackedSheets:
-        """Return one pack; click coordinates that later tokens are conditioned on come from `rng`."""
+        """Return one pack of sheets whose screens have one size.
+
+        Click coordinates that later tokens are conditioned on come from `rng`.
+        """
         input_ids: list[int] = []
         position_ids: list[torch.Tensor] = []
         sizes: list[int] = []
@@ -466,7 +471,9 @@ def kind_of(text: str) -> str:
 def main() -> None:
     """Build one checkpoint and print its hit rates."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--class", dest="model_type", choices=tiny.TINY, default="qwen3_vl")
+    parser.add_argument(
+        "--class", dest="model_type", choices=tiny.TINY, default="qwen3_vl", help="of a new model"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=300.0, help="CPU seconds of training")
     parser.add_argument("--start", help="go on from this folder instead of random values")
