@@ -4,7 +4,6 @@
     LayerStates     what one layer keeps of some sequences: the last inputs of its convolution, and a state
     StateCache      one layer's states before and after a pass
     delta_net       computes a layer over the nodes of a StatePlan (state_plan.py)
-    missing_kernel  names the package that a GPU needs
 
 Three of four layers of Qwen3.5 are of this kind. With `use_states` they compute packs and batches by one
 function, so that no state passes from one sequence to another, and a tree gives the hidden states of its
@@ -16,7 +15,6 @@ the kernel of flash-linear-attention. No kernel is downloaded.
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -26,11 +24,11 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from bus.errors import MissingPartError
+from dart_cli.config.devices import kernel_problem
 from dart_cli.hardware import accelerator
 from dart_cli.policy.packed import PackPlans, gather_rows
 from dart_cli.policy.state_plan import StatePlan, StateShape
 
-KERNEL_PACKAGE = "flash-linear-attention"
 CHUNK = 64  # tokens at most of which one triangular system is solved
 
 
@@ -91,22 +89,12 @@ def use_states(model: PreTrainedModel, compute: torch.dtype | None = None) -> No
     if shape is None:
         return
     device = next(model.buffers()).device
-    if accelerator.takes_packs(device, compute or model.dtype) and (missing := missing_kernel()):
-        raise MissingPartError(missing)
+    if accelerator.takes_packs(device, compute or model.dtype) and (missing := kernel_problem()):
+        raise MissingPartError(f"model.path: {missing}")
     inner: Any = model.model
     for index in shape.layers:
         layer = inner.language_model.layers[index].linear_attn
         layer.forward = MethodType(_planned_forward, layer)
-
-
-def missing_kernel() -> str:
-    """Return what to install so that a GPU computes recurrent layers; empty if nothing is missing."""
-    if importlib.util.find_spec("fla") is not None:
-        return ""
-    return (
-        "the recurrent layers of this model need a GPU kernel that is not installed; "
-        f"pip install {KERNEL_PACKAGE}"
-    )
 
 
 def _planned_forward(
