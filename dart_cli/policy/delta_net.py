@@ -318,12 +318,12 @@ def _in_chunks(
     state = values.new_zeros(*values.shape[:2], key.shape[-1], values.shape[-1])
     state = state if begin is None else begin.to(values.dtype)
     outputs: list[torch.Tensor] = []
-    for new, old, asked, within, added, kept in zip(
+    for new, old, reader, within, writer, factor in zip(
         *(each.unbind(2) for each in parts), strict=True
     ):
         change = new - old @ state
-        outputs.append(asked @ state + within @ change)
-        state = state * kept + added @ change
+        outputs.append(reader @ state + within @ change)
+        state = state * factor + writer @ change
     core = torch.stack(outputs, 2).flatten(2, 3)[:, :, :length].transpose(1, 2)
     return core.to(value.dtype), state
 
@@ -353,9 +353,7 @@ def _recurrent(
         return core, last
     scaled, unit = _unit(query[:, 0]) * query.shape[-1] ** -0.5, _unit(key[:, 0])[..., None]
     values = _precise(value[:, 0])
-    state = values.new_zeros(*values.shape[:2], key.shape[-1], values.shape[-1])
-    state = state if begin is None else begin.to(values.dtype)
-    state = state * _precise(decay[:, 0]).exp()[..., None, None]
+    state = begin.to(values.dtype) * _precise(decay[:, 0]).exp()[..., None, None]
     change = (values - (state * unit).sum(-2)) * _precise(beta[:, 0])[..., None]
     state = state + unit * change[..., None, :]
     out = (state * scaled[..., None]).sum(-2)
