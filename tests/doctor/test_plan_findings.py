@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -293,15 +294,21 @@ def test_steps_need_a_run(seven_b: Path, capsys: pytest.CaptureFixture[str]) -> 
 # --- the comments of shipped configurations ------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ui-tars-7b", "osworld"])
-@pytest.mark.parametrize("history", ["slide", "evict"])
+@pytest.mark.parametrize(
+    ("name", "history"),
+    [
+        *product(("ui-tars-7b", "osworld"), ("slide", "evict")),
+        ("qwen3.5-9b", "slide"),  # it plans with the published shape
+    ],
+)
 def test_comments_have_the_figures_that_are_printed(
     name: str, history: str, seven_b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host(monkeypatch, *[H100] * 8)
     path = ROOT / "configs" / f"{name}.toml"
     text = " ".join(path.read_text(encoding="utf-8").replace("#", " ").split())
-    given = [f"model.path={seven_b}", *(EVICT if history == "evict" else [])]
+    given = [] if name == "qwen3.5-9b" else [f"model.path={seven_b}"]
+    given += EVICT if history == "evict" else []
     config = load_config(path, given)
     lines = made(config, 30).lines(config, None)
     output = split(config, made(config, 30).plan)
