@@ -220,12 +220,12 @@ def _heads(layer: Any, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     """Convolve `inputs` [B, columns + N, channels], and return what `_convolved` does."""
     weight = layer.conv1d.weight
     mixed = F.conv1d(inputs.transpose(1, 2), weight, groups=len(weight)).transpose(1, 2)
-    parts = F.silu(mixed).split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
-    query, key = (part.unflatten(-1, (-1, layer.head_k_dim)) for part in parts[:2])
+    parts = torch.split(F.silu(mixed), [layer.key_dim, layer.key_dim, layer.value_dim], -1)
+    query, key = (part.reshape(*part.shape[:2], -1, layer.head_k_dim) for part in parts[:2])
     shared = layer.num_v_heads // layer.num_k_heads
     if shared > 1:
         query, key = (part.repeat_interleave(shared, 2) for part in (query, key))
-    return query, key, parts[2].unflatten(-1, (-1, layer.head_v_dim))
+    return query, key, parts[2].reshape(*parts[2].shape[:2], -1, layer.head_v_dim)
 
 
 def _precise(values: torch.Tensor) -> torch.Tensor:
@@ -292,7 +292,7 @@ def _in_chunks(
     def chunks(part: torch.Tensor) -> torch.Tensor:
         """Return [B, N, heads, ...] as [B, heads, chunks, size, ...]."""
         padded = F.pad(part, (*[0, 0] * (part.ndim - 2), 0, -length % size))
-        return padded.unflatten(1, (-1, size)).movedim(3, 1)
+        return padded.reshape(len(part), -1, size, *part.shape[2:]).movedim(3, 1)
 
     # 1. Let the tokens of each chunk decay to its beginning, to one another and to its end.
     query, key = chunks(_unit(query) * query.shape[-1] ** -0.5), chunks(_unit(key))

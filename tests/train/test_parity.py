@@ -9,19 +9,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 
-from bus.messages import Batch
-from dart_cli.config.schema import Config, LoraConfig
+from bus.messages import Batch, Sampling
+from bus.packed import float64s, int32s
+from dart_cli.config.schema import Config, LoraConfig, ModelConfig
+from dart_cli.data.loading import chained
+from dart_cli.data.store.steps import BatchStep
+from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.loader import load_policy, weight_tensors
 from dart_cli.train.checkpoints.checkpoint import load_newest
 from dart_cli.train.checkpoints.identity import TrainerProgress
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.logprob_check import limit_of
+from dart_cli.train.logprob_check import limit_of, rescore
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.file import load
 from tests.devices import DEVICES
@@ -122,6 +127,54 @@ def test_engine_and_trainer_agree_before_and_after_updates(
         batch = play(engine, trajectories, STEPS, temperature, batch_id=version + 1)
         assert {span.version for s in batch.samples for span in s.version_spans} == {version}
         assert largest_gap(model, batch) <= CLOSE
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mean", "most"), [("float32", 3e-6, 1e-4), ("bfloat16", 6e-3, 0.1)]
+)
+def test_chunks_and_single_tokens_of_recurrent_layers_agree(
+    family: Callable[[str], Path], dtype: str, mean: float, most: float
+) -> None:
+    """Prompts end within a chunk of the rule, at its end and behind it; the engine decodes token by token."""
+    folder = str(family("qwen3_5"))
+    engine = TransformersEngine(load_policy(folder, dtype), max_batch=8)
+    steps: list[BatchStep] = []
+
+    async def one(length: int) -> None:
+        dice = Random(length)
+        prompt = [dice.randrange(20, 250) for _ in range(length)]
+        sampling = Sampling(temperature=1.0, max_tokens=24, seed=length)
+        request = GenerateRequest(f"r{length}", prompt, [], sampling)
+        sampled = (await engine.generate(request)).sampled
+        steps.append(
+            BatchStep(
+                group_id="g0",
+                trajectory_id=f"t{length}",
+                step=0,
+                prompt_token_ids=int32s(prompt),
+                token_ids=int32s(sampled.token_ids),
+                behaviour_logprobs=float64s(sampled.behaviour_logprobs),
+                version_spans=sampled.version_spans,
+                image_hashes=[],
+                advantage=1.0,
+                weight=1.0,
+            )
+        )
+
+    async def play_all() -> None:
+        await asyncio.gather(*(one(length) for length in (50, 63, 64, 65, 130, 800)))
+        await engine.close()
+
+    asyncio.run(play_all())
+    chains, samples = chained(steps)
+    batch = Batch(
+        batch_id=1, group_ids=["g0"], temperature=1.0, chains=chains, samples=samples, images={}
+    )
+    config = Config(model=ModelConfig(path=folder, dtype=dtype))  # type: ignore[arg-type]
+    gaps = rescore(TrainModel.load_frozen(config), batch, 4096).mismatch()
+    assert gaps.tokens > 60
+    assert gaps.mean <= mean
+    assert gaps.max <= most
 
 
 @pytest.mark.parametrize(("dtype", "close"), [("float32", 1e-4), ("bfloat16", 0.5)])
