@@ -20,7 +20,7 @@ import copy
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -332,13 +332,16 @@ def build(
     dtype: torch.dtype = torch.float32,
     tied: bool | None = None,
     max_shard_size: str = "5GB",
+    sizes: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a folder of one class of FAMILIES and return it; the same seed gives the same weights.
 
     `tied` overrides whether input and output embeddings are shared; weights beyond `max_shard_size`
-    are written in shards with an index.
+    are written in shards with an index. `sizes` stands in place of the class's own `config`.
     """
     family = FAMILIES[model_type]
+    if sizes is not None:
+        family = replace(family, config=sizes)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(family)
     token_ids = tokenizer.get_vocab()
