@@ -314,8 +314,9 @@ class PrefixCache:
     """The blocks of sequences served under the present weights, at most `limit_bytes`. For one thread.
 
     A block never outlives the one before it in a sequence. Of a model with recurrent layers, half of the bytes
-    are for snapshots of their states. The memory is allocated at the start; on a CPU it is used only as blocks
-    are filled. Raises torch.OutOfMemoryError.
+    are for snapshots of their states. In Qwen3.5 that is a snapshot for about 2,000 tokens of keys and values;
+    an agent needs one for its whole prompt (benchmarks/speed/prefix_cache.py). The memory is allocated at the
+    start; on a CPU it is used only as blocks are filled. Raises torch.OutOfMemoryError.
     """
 
     def __init__(self, model: PreTrainedModel, limit_bytes: int) -> None:

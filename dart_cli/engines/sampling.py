@@ -30,6 +30,9 @@ from dart_cli.policy.forward import masked_logprobs
 GROUP = 32
 """Tokens that are summed in the precision of their probabilities. The sizes of the supported vocabularies are
 multiples of it."""
+PART = 1 << 24
+"""Logits from which tokens are drawn at once: 64 rows of a vocabulary of 248,320. A part takes three copies in
+float32, 192 MiB, beside the logits themselves."""
 
 
 def uniform_numbers(seed: int, count: int) -> NDArray[np.float64]:
@@ -50,6 +53,23 @@ def sample(
     by default the likeliest one, and log-probability and entropy are those of the untempered distribution.
     Raises EngineError for logits that are not finite.
     """
+    tokens: list[DrawnToken] = []
+    rows = max(1, PART // values.shape[-1])
+    for start in range(0, len(values), rows):
+        part = slice(start, start + rows)
+        best = None if greedy is None else greedy[part]
+        tokens += _sample(values[part], uniform[part], temperatures[part], forbidden, best)
+    return tokens
+
+
+def _sample(
+    values: torch.Tensor,
+    uniform: Sequence[float],
+    temperatures: Sequence[float],
+    forbidden: torch.Tensor,
+    greedy: torch.Tensor | None,
+) -> list[DrawnToken]:
+    """Draw tokens as `sample` does, from rows that fit into one part."""
     divisor = torch.tensor(temperatures)
     is_greedy = (divisor == 0).to(values.device)
     divisor = torch.where(divisor == 0, torch.ones_like(divisor), divisor).to(values.device)

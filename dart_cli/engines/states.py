@@ -70,7 +70,7 @@ class StateSnapshots:
         slots = torch.tensor([self._slots[key] if key else 0 for key in keys])
         rows = slots.to(self._layers[0].states.device)
         for index, layer in zip(self._indices, self._layers, strict=True):
-            cache.layers[index].kept = layer.select(rows)
+            cache.layers[index].end(layer.select(rows))
 
     def select(self, cache: Cache, rows: Sequence[int]) -> list[LayerStates]:
         """Return the states of some sequences [R] in `cache`, of each recurrent layer."""

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dart_cli.engines.sampling import GROUP, draw, entropies, uniform_numbers
+from dart_cli.engines import sampling
+from dart_cli.engines.sampling import GROUP, draw, entropies, sample, uniform_numbers
 
 
 def test_numbers_of_a_seed_are_the_same_however_many_positions_there_are() -> None:
@@ -33,6 +34,31 @@ def test_entropies_leave_out_impossible_tokens() -> None:
     rows = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
     expected = torch.tensor([math.log(2), 0.0], dtype=torch.float64)
     assert torch.allclose(entropies(rows, rows.log()), expected)
+
+
+def test_rows_that_are_drawn_in_parts_have_the_same_numbers_to_the_last_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = 3 * torch.randn(7, 500, generator=torch.Generator().manual_seed(0))
+    arguments = (
+        values,
+        [float(number) for number in uniform_numbers(5, 7)],
+        [0.0, 1.0, 0.7, 1.0, 2.0, 0.0, 1.0],
+        torch.tensor([3, 4]),
+        torch.arange(7),
+    )
+    whole = sample(*arguments)
+    most: list[int] = []
+    inner = sampling._sample
+    monkeypatch.setattr(
+        sampling, "_sample", lambda part, *rest: [most.append(len(part)), *inner(part, *rest)][1:]
+    )
+    for limit, rows in ((1100, 2), (3, 1), (3500, 7)):
+        monkeypatch.setattr(sampling, "PART", limit)
+        most.clear()
+        assert sample(*arguments) == whole
+        assert max(most) == rows
+    assert [whole[0].token, whole[5].token] == [0, 5]
 
 
 VOCABULARY = 152_064
