@@ -326,12 +326,12 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     width, heads, mlp = text["hidden_size"], text["num_attention_heads"], text["intermediate_size"]
     head = text["head_dim"] if newer else width // heads
     queries, keys = heads * head, text["num_key_value_heads"] * head
-    asked = queries * (2 if gated else 1)  # what q_proj gives
+    query_outputs = queries * (2 if gated else 1)  # what q_proj gives
     biases = queries + 2 * keys if not newer else 0
     if newer and text.flag("attention_bias"):
-        biases = asked + 2 * keys + width
+        biases = query_outputs + 2 * keys + width
     norms = 2 * width + (2 * head if newer else 0)
-    layer = width * (asked + queries + 2 * keys) + biases + 3 * width * mlp + norms
+    layer = width * (query_outputs + queries + 2 * keys) + biases + 3 * width * mlp + norms
     delta = _delta_net(text) if gated else None
     embeddings = text["vocab_size"] * width * (1 if is_tied(config) else 2)
     layers = text["num_hidden_layers"]

@@ -185,7 +185,7 @@ class BatchKVCache(Cache):  # type: ignore[misc]
         columns = slice(self.end - longest, self.end)
         for layer, new in zip(self.layers, fresh.layers, strict=True):
             if isinstance(layer, StateCache):
-                layer.join(new.kept)
+                layer.join(new.content)
             else:
                 layer.join(new, slice(before, rows), columns)
         self.lengths += lengths

@@ -75,7 +75,7 @@ class StateSnapshots:
     def select(self, cache: Cache, rows: Sequence[int]) -> list[LayerStates]:
         """Return the states of some sequences [R] in `cache`, of each recurrent layer."""
         layers = [cache.layers[index] for index in self._indices]
-        return [layer.kept.select(torch.tensor(rows).to(layer.device)) for layer in layers]
+        return [layer.content.select(torch.tensor(rows).to(layer.device)) for layer in layers]
 
     def store(
         self, keys: Sequence[bytes], states: Sequence[LayerStates], former: Iterable[bytes] = ()

@@ -48,35 +48,35 @@ class StateCache:
     """One layer's states: of the roots of a pass before it, and of all nodes after it."""
 
     def __init__(self, begin: LayerStates | None = None) -> None:
-        self.kept = begin
+        self.content = begin
 
     @property
     def device(self) -> torch.device:
         """The device of the states, which must be there."""
-        assert self.kept is not None
-        return self.kept.states.device
+        assert self.content is not None
+        return self.content.states.device
 
     def begin(self) -> LayerStates | None:
         """Return the states from which the roots begin; None if they begin from nothing."""
-        return self.kept
+        return self.content
 
     def end(self, after: LayerStates) -> None:
         """Take the states after the pass, of all nodes in order."""
-        self.kept = after
+        self.content = after
 
     def batch_select_indices(self, rows: torch.Tensor) -> None:
         """Keep the states of some sequences [R] alone, some of them several times."""
-        assert self.kept is not None
-        self.kept = self.kept.select(rows)
+        assert self.content is not None
+        self.content = self.content.select(rows)
 
     def join(self, fresh: LayerStates) -> None:
         """Add the states of more sequences after the present ones."""
-        if self.kept is not None:
-            before = self.kept
+        if self.content is not None:
+            before = self.content
             fresh = LayerStates(
                 torch.cat([before.inputs, fresh.inputs]), torch.cat([before.states, fresh.states])
             )
-        self.kept = fresh
+        self.content = fresh
 
 
 def use_states(model: PreTrainedModel, compute: torch.dtype | None = None) -> None:

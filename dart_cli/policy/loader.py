@@ -230,8 +230,8 @@ def _tokenizer_class(folder: Path) -> Any:
     name = "tokenizer_config.json"
     if not (folder / name).is_file():
         return AutoTokenizer
-    named = files.read_json(folder, name).get("tokenizer_class")
-    return PreTrainedTokenizerFast if named in _AS_IT_IS else AutoTokenizer
+    class_name = files.read_json(folder, name).get("tokenizer_class")
+    return PreTrainedTokenizerFast if class_name in _AS_IT_IS else AutoTokenizer
 
 
 def _assemble(

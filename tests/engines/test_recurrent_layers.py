@@ -343,12 +343,12 @@ def leave_without_moving_states(patch: pytest.MonkeyPatch) -> None:
     remove = BatchKVCache.remove
 
     def unmoved(self: BatchKVCache, rows: Sequence[int]) -> list[int]:
-        kept = [layer.kept for layer in self.layers if isinstance(layer, StateCache)]
+        kept = [layer.content for layer in self.layers if isinstance(layer, StateCache)]
         order = remove(self, rows)
         left = [layer for layer in self.layers if isinstance(layer, StateCache)]
         for layer, whole in zip(left, kept if left else [], strict=True):
             assert whole is not None
-            layer.kept = whole.select(torch.arange(len(order)))
+            layer.content = whole.select(torch.arange(len(order)))
         return order
 
     patch.setattr(BatchKVCache, "remove", unmoved)
@@ -411,7 +411,7 @@ def test_a_row_takes_as_many_bytes_as_is_said(policy: LoadedPolicy) -> None:
     cache = empty_cache(policy.model)
     inputs = policy.inputs([list(range(20, 60))], [[]])
     last_hidden(policy.model, inputs, last=1, cache=cache)
-    states = [layer.kept for layer in cache.layers if isinstance(layer, StateCache)]
+    states = [layer.content for layer in cache.layers if isinstance(layer, StateCache)]
     held = sum(each.inputs.nbytes + each.states.nbytes for each in states if each)
     assert len(states) == 3
     assert state_bytes_per_row(policy.model) == held

@@ -79,8 +79,8 @@ def test_the_kernel_continues_a_batch_from_its_states(dtype: torch.dtype) -> Non
         delta_net(layer, prompts.to(device, wide), plan_rows(mask, 3, device), cache)
         step = plan_rows(torch.ones_like(token[:, :1]).long(), 3, device, continues=True)
         out = delta_net(layer, token.to(device, wide), step, cache)
-        assert cache.kept is not None
-        results.append((out, cache.kept))
+        assert cache.content is not None
+        results.append((out, cache.content))
     (mine, left), (theirs, expected) = results
     assert_near(mine, theirs, HALF[dtype])
     assert_near(left.states, expected.states, HALF[dtype])

@@ -18,6 +18,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from bus.errors import MissingPartError, ModelError
+from dart_cli.config import devices
 from dart_cli.hardware import accelerator
 from dart_cli.policy import delta_net, packed
 from dart_cli.policy.forward import logits, rope_positions
@@ -353,8 +354,8 @@ def test_a_gpu_without_the_kernel_is_refused_with_what_to_install(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accelerator, "is_gpu", lambda _: True)
-    monkeypatch.setattr(delta_net.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(MissingPartError, match=r"pip install flash-linear-attention$") as caught:
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(MissingPartError, match=r"pip install flash-linear-attention") as caught:
         load_policy(family(CLASS), "bfloat16")
     assert "\n" not in str(caught.value)
     load_policy(family(CLASS), "float32")  # whose rule is torch's

@@ -270,7 +270,7 @@ def gaps_of_rows(
             cache = StateCache()
         with torch.no_grad(), InDouble():
             out = delta_net(layer, batch.flatten(0, 1), change(plan), cache).view(batch.shape)
-        assert cache.kept is not None
+        assert cache.content is not None
         node = -1
         last = []
         for row, count in enumerate(counts):
@@ -281,10 +281,12 @@ def gaps_of_rows(
             for end in [begin + cut - (width - count) for cut in cuts[row]] + [at[row]]:
                 node += 1
                 inputs = torch.nn.functional.pad(truth.inputs[row, :end], (0, 0, COLUMNS, 0))
-                worst[1] = max(worst[1], gap(cache.kept.states[node], truth.states[row, end - 1]))
-                worst[2] = max(worst[2], gap(cache.kept.inputs[node], inputs[-COLUMNS:]))
+                worst[1] = max(
+                    worst[1], gap(cache.content.states[node], truth.states[row, end - 1])
+                )
+                worst[2] = max(worst[2], gap(cache.content.inputs[node], inputs[-COLUMNS:]))
             last.append(node)
-        assert len(cache.kept.states) == node + 1
+        assert len(cache.content.states) == node + 1
         cache.batch_select_indices(torch.tensor(last))
     assert at == lengths
     return worst[0], worst[1], worst[2]
@@ -336,8 +338,8 @@ def test_rows_without_padding_between_them_see_nothing_of_one_another() -> None:
         cache = StateCache()
         with torch.no_grad():
             out = delta_net(layer, changed.flatten(0, 1), plan, cache).view(hidden.shape)
-        assert cache.kept is not None
-        results.append((out, cache.kept.states, cache.kept.inputs))
+        assert cache.content is not None
+        results.append((out, cache.content.states, cache.content.inputs))
     for one, other in zip(*results, strict=True):
         assert torch.equal(one[[0, 2]], other[[0, 2]])
         assert not torch.equal(one[1], other[1])
