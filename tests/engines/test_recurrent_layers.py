@@ -58,7 +58,6 @@ from tests.engines.test_prefix_cache import (
 )
 from tests.engines.test_transformers_engine import (
     assert_exact,
-    gather,
     serving,
     test_greedy_takes_the_likeliest_and_scores_the_untempered_distribution,
     test_new_weights_arrive_in_mid_batch_and_every_token_has_the_numbers_of_its_version,
@@ -285,11 +284,14 @@ async def test_pointers_are_exact(pointer_folder: Callable[[str], Path], tmp_pat
 
 
 async def largest_gap(policy: LoadedPolicy, ask: Asker) -> float:
-    """The largest error of a log-probability, for rows of several lengths that join, leave and go on."""
+    """The largest error of a log-probability, for rows of several lengths that join, leave and go on.
+
+    The calls are made one after another, so that the same rows share their passes each time.
+    """
     endless(policy)
     requests = [ask(i, past_images=i % 2, max_tokens=(3, 20, 34)[i % 3]) for i in range(5)]
     async with serving(policy, max_batch=3) as engine:
-        generations = await gather(engine, requests)
+        generations = await engine.generate_together(requests)
         parts = [varied(requests[0], 80, seed) for seed in (3, 4, 5)]
         generations += [await engine.generate(part) for part in parts]
         extended = [
