@@ -53,6 +53,14 @@ def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(scope="module", params=["tiny", "qwen3_5"])
+def untrained_folder(
+    request: pytest.FixtureRequest, untrained_folder: Path, family: Callable[[str], Path]
+) -> Path:
+    """The model: one with attention alone, and one with recurrent layers."""
+    return untrained_folder if request.param == "tiny" else family(request.param)
+
+
 @pytest.fixture(scope="module")
 def alive(
     mode: str, untrained_folder: Path, tmp_path_factory: pytest.TempPathFactory

@@ -7,14 +7,18 @@ preempts, test_vllm_lora.py two with adapters.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dart_cli.config.schema import VllmConfig
 from dart_cli.engines.base import GenerateRequest
+from dart_cli.engines.vllm.start import engine_args
 from dart_cli.policy.loader import LoadedPolicy
 from tests.engines.served import EXACT, Asker, Served, at, errors
 from tests.engines.test_vllm_engine import (  # noqa: F401 - tests and fixtures, which run here again
@@ -49,12 +53,36 @@ def untrained_folder(family: Callable[[str], Path]) -> Path:
     return family("qwen3_5")
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
 def test_states_are_float32_and_no_kernel_is_compiled_with_nvcc(
-    served: Served,  # noqa: F811
+    policy: LoadedPolicy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_whole: bool
 ) -> None:
-    config = served.engine._llm.vllm_config
-    assert config.cache_config.mamba_ssm_cache_dtype == "float32"
-    assert config.additional_config["gdn_prefill_backend"] == "triton"
+    """Whatever config.json names, and on a Hopper GPU, for which vLLM would choose FlashInfer's kernel."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as layers
+
+    config = json.loads((policy.folder / "config.json").read_text(encoding="utf-8"))
+    config["text_config"]["mamba_ssm_dtype"] = "bfloat16"
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    monkeypatch.setattr(policy, "folder", tmp_path)
+    options = {"enable_chunked_prefill": False} if is_whole else {}
+    arguments = engine_args(
+        policy, VllmConfig(options=options), dtype="bfloat16", max_batch=32, on_cpu=False
+    )
+    made = AsyncEngineArgs(**arguments).create_engine_config()
+    cache = made.cache_config
+    assert cache.mamba_ssm_cache_dtype == "float32"
+    assert cache.enable_prefix_caching is not is_whole
+    assert cache.mamba_cache_mode == ("none" if is_whole else "align")
+    hopper = SimpleNamespace(
+        is_rocm=lambda: False,
+        is_cuda=lambda: True,
+        is_device_capability=lambda capability: capability == 90,
+    )
+    monkeypatch.setattr(layers, "current_platform", hopper)
+    assert layers._resolve_gdn_prefill_backend(made)[1] == "triton"
+    del made.additional_config["gdn_prefill_backend"]
+    assert layers._resolve_gdn_prefill_backend(made)[1] == "flashinfer"
 
 
 def test_a_prompt_goes_on_from_the_states_of_one_that_it_extends(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -10,15 +11,17 @@ from typing import Any
 
 import pytest
 
-from bus.errors import EngineError, WeightsError
+from bus.errors import ConfigError, EngineError, WeightsError
 from dart_cli.config.schema import LoraConfig, VllmConfig
 from dart_cli.doctor.plan import H100
 from dart_cli.engines.vllm.set_files import PREFIX, AdapterVersions, open_files
 from dart_cli.engines.vllm.start import (
+    _check_precision,
     _environment,
     _features,
     _gpu_args,
     _memory_of,
+    _recurrent_args,
     root_cause,
 )
 from tests.doctor.seven_b import config_of, plan_of, write_seven_b
@@ -121,6 +124,35 @@ def test_on_a_gpu_batches_are_large_and_flashinfer_compiles_nothing(
     assert (
         _gpu_args(config, dtype, 9000, 512)["max_num_batched_tokens"] == 9000
     )  # rollout.max_batch
+
+
+def test_recurrent_layers_have_exact_states_and_a_cache_of_them_unless_prompts_are_read_whole() -> (
+    None
+):
+    always = {"mamba_ssm_cache_dtype": "float32", "gdn_prefill_backend": "triton"}
+    cached = {
+        "enable_chunked_prefill": True,
+        "enable_prefix_caching": True,
+        "prefix_match_unit": 16,
+    }
+    whole = dict.fromkeys(cached, False) | {"prefix_match_unit": None}
+    assert _recurrent_args(VllmConfig()) == always | cached
+    options = {"enable_chunked_prefill": False}
+    assert _recurrent_args(VllmConfig(options=options)) == always | whole
+
+
+def test_on_a_gpu_recurrent_layers_in_float32_are_refused(tmp_path: Path) -> None:
+    for kind in ("qwen3_5", "qwen3_vl"):
+        (tmp_path / kind).mkdir()
+        vision = {"out_hidden_size": 4096}
+        config = {"model_type": kind, "text_config": {}, "vision_config": vision}
+        (tmp_path / kind / "config.json").write_text(json.dumps(config))
+    recurrent: Any = SimpleNamespace(folder=tmp_path / "qwen3_5")
+    with pytest.raises(ConfigError, match=r"float32.*qwen3_5 in half precision alone; set \"bf"):
+        _check_precision(recurrent, "float32")
+    _check_precision(recurrent, "bfloat16")
+    attending: Any = SimpleNamespace(folder=tmp_path / "qwen3_vl")
+    _check_precision(attending, "float32")
 
 
 def test_the_engine_keeps_as_many_screens_features_as_doctor_plans(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Gated DeltaNet layers (arXiv 2412.06464) on a CPU in float32, in place of vLLM's, which takes bfloat16 alone.
+"""Gated DeltaNet layers (arXiv 2412.06464) on a CPU.
 
-    recurrent_core     computes the sequences of a batch from the states that vLLM keeps, and updates these
-    install_recurrence puts it in the place of vLLM's operation
+    recurrent_core      computes the sequences of a pass from the states that vLLM keeps, and updates these
+    install_recurrence  puts it in the place of vLLM's operation
 
-vLLM's layers project the tokens, keep the states, and decide which request has which. What is replaced is the
-convolution and the gated delta rule between the projections, which transformers computes here.
+vLLM's own operation for CPUs takes bfloat16 alone, and heads of multiples of 32 numbers. What is replaced is
+the convolution and the gated delta rule, which transformers computes here, in float32. vLLM's layers project
+the tokens before and after it, keep the states, and decide which request has which.
 """
 
 from __future__ import annotations

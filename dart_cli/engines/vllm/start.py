@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bus.errors import EngineError, MissingPartError
+from bus.errors import ConfigError, EngineError, MissingPartError
 from dart_cli.config.architecture import shape_of
 from dart_cli.config.devices import VISIBLE, VLLM_VERSIONS, gpu_names, vllm_problem
 from dart_cli.config.model_folder import read_json
@@ -108,7 +108,7 @@ def engine_args(
             arguments["distributed_executor_backend"] = IN_ENGINE
     else:
         arguments |= _gpu_args(config, dtype, max_batch, length)
-    if shape_of(read_json(policy.folder, "config.json")).delta is not None:
+    if _is_recurrent(policy):
         arguments |= _recurrent_args(config)
     return arguments | config.options
 
@@ -183,7 +183,8 @@ def start(
     It has room for `adapter_slots` versions of the policy's adapters, and for the features of `screen_tokens`
     tokens of screens, or of fewer if keys and values need the room.
 
-    Raises MissingPartError if a part is not installed, and EngineError if vLLM does not start.
+    Raises MissingPartError if a part is not installed, ConfigError if the build does not take the
+    configuration, and EngineError if vLLM does not start.
     """
     if problem := vllm_problem():
         raise MissingPartError(f'rollout.engine = "vllm": {problem}')
@@ -195,6 +196,8 @@ def start(
 
         on_cpu = bool(current_platform.is_cpu())
         _check_platform(config, device, on_cpu)
+        if not on_cpu:
+            _check_precision(policy, dtype)
         memory = 0 if on_cpu else _memory_of(current_platform)
         tokens, features = _features(policy, config, dtype, memory, screen_tokens)
         arguments = engine_args(
@@ -324,6 +327,21 @@ def _check_platform(config: VllmConfig, device: str, on_cpu: bool) -> None:
             f"vllm.tensor_parallel = {config.tensor_parallel}, torch sees "
             f"{accelerator.device_count()} GPUs; see `dart doctor`, and CUDA_VISIBLE_DEVICES"
         )
+
+
+def _check_precision(policy: LoadedPolicy, dtype: str) -> None:
+    """Raise ConfigError if a GPU cannot compute the model's recurrent layers in `dtype`."""
+    if dtype == "float32" and _is_recurrent(policy):
+        raise ConfigError(
+            'model.dtype = "float32", but on a GPU vLLM computes the recurrent layers of '
+            f'{policy.folder} in half precision alone; set "bfloat16", or rollout.engine = '
+            '"transformers"'
+        )
+
+
+def _is_recurrent(policy: LoadedPolicy) -> bool:
+    """Return True if the model has layers with states in place of keys and values."""
+    return shape_of(read_json(policy.folder, "config.json")).delta is not None
 
 
 _MEMORY = ("out of memory", "available memory", "kv cache", "gpu memory utilization")
