@@ -189,3 +189,20 @@ def test_passes_by_vllms_kernels_give_the_numbers_of_whole_sequences() -> None:
             kind._forward_core(layer, *parts)
 
     assert largest_error("cuda", torch.bfloat16, core) < 0.02
+
+
+def test_tensors_that_a_folder_has_in_float32_are_rounded_as_the_trainer_rounds_them() -> None:
+    from dart_cli.engines.vllm.models import round_weights
+
+    class Loaded:
+        visual = torch.nn.Linear(2, 2, dtype=torch.bfloat16)
+
+        def load_weights(self, weights: Any) -> set[str]:
+            self.tensors = dict(weights)
+            return set(self.tensors)
+
+    round_weights(Loaded)
+    model, exact = Loaded(), torch.tensor([1.0, 2.7182817])
+    assert model.load_weights([("A_log", exact)]) == {"A_log"}
+    assert torch.equal(model.tensors["A_log"], exact.to(torch.bfloat16))
+    assert not torch.equal(model.tensors["A_log"].float(), exact)

@@ -28,7 +28,7 @@ import contextlib
 import importlib.util
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -90,7 +90,23 @@ def register_models() -> None:
     with without_warnings("vllm.model_executor.models.registry"):
         for model in MODELS:
             model.hf_to_vllm_mapper = model.hf_to_vllm_mapper | _LEFT_OUT
+            round_weights(model)
             ModelRegistry.register_model(model.__name__, model)
+
+
+def round_weights(model: Any) -> None:
+    """Let a class round all of its tensors to the type in which it computes, as the trainer does.
+
+    Folders of Qwen3.5 have `A_log` in float32, and vLLM would compute with its exact value.
+    """
+    load = model.load_weights
+
+    def load_weights(self: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        dtype = next(self.visual.parameters()).dtype
+        names: set[str] = load(self, ((name, tensor.to(dtype)) for name, tensor in weights))
+        return names
+
+    model.load_weights = load_weights
 
 
 @contextlib.contextmanager
