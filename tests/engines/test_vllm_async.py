@@ -1,7 +1,7 @@
 """Asynchronous scheduling, prompts in chunks, on two workers that share the model: as a GPU engine runs.
 
-Each token is drawn at its place, numbers are those of the whole model, and weights are taken by shards; the
-tiny model's head is tied to the embeddings, each of which is in two parts. So are the states of the other one.
+Each token is drawn at its place, numbers are those of the whole model, and weights are taken by shards. The
+tiny model's head is tied to its embeddings, and both are in two parts; so are the states of qwen3_5.
 """
 
 from __future__ import annotations

@@ -52,16 +52,17 @@ def recurrent_core(
     starts = batch.non_spec_query_start_loc.tolist()
     # 1. Sequences that decode have one token each, and are first.
     if decodes := batch.num_decodes:
-        rows = slice(0, decodes)
-        parts = (part[rows, None] for part in (mixed_qkv, decay, beta))
-        core_attn_out[rows] = _advance(layer, *parts, slots[rows])[:, 0]
+        rows = (slice(0, decodes), None)
+        out = _advance(layer, mixed_qkv[rows], decay[rows], beta[rows], slots[:decodes])
+        core_attn_out[:decodes] = out[:, 0]
     # 2. The others are prompts or parts of prompts, of different lengths.
     for row in range(decodes, decodes + batch.num_prefills):
-        tokens = slice(starts[row], starts[row + 1])
-        parts = (part[None, tokens] for part in (mixed_qkv, decay, beta))
-        continues = bool(batch.has_initial_state[row])
-        out = _advance(layer, *parts, slots[row : row + 1], continues=continues)
-        core_attn_out[tokens] = out[0]
+        tokens = (None, slice(starts[row], starts[row + 1]))
+        slot, continues = slots[row : row + 1], bool(batch.has_initial_state[row])
+        out = _advance(
+            layer, mixed_qkv[tokens], decay[tokens], beta[tokens], slot, continues=continues
+        )
+        core_attn_out[starts[row] : starts[row + 1]] = out[0]
 
 
 def _advance(
@@ -87,8 +88,9 @@ def _advance(
     weight = gdn_attention._unpacked_conv_weight(layer)[:, None]  # noqa: SLF001 - vLLM packs it
     convolved = F.silu(F.conv1d(rows.transpose(1, 2), weight, groups=len(weight))).transpose(1, 2)
     keys = layer.key_dim // layer.tp_size
-    query, key, value = convolved.split([keys, keys, layer.value_dim // layer.tp_size], -1)
-    query, key = (part.unflatten(-1, (-1, layer.head_k_dim)) for part in (query, key))
+    widths = [keys, keys, layer.value_dim // layer.tp_size]
+    query, key, value = torch.split(convolved, widths, -1)
+    query, key = (part.reshape(*part.shape[:2], -1, layer.head_k_dim) for part in (query, key))
     query, key = (
         part.repeat_interleave(layer.num_v_heads // layer.num_k_heads, 2) for part in (query, key)
     )
@@ -96,7 +98,7 @@ def _advance(
     core, after = rule(
         query,
         key,
-        value.unflatten(-1, (-1, layer.head_v_dim)),
+        value.reshape(*value.shape[:2], -1, layer.head_v_dim),
         g=decay,
         beta=beta,
         initial_state=begin,
