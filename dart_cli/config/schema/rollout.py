@@ -21,12 +21,12 @@ MODEL_ENGINES = ("transformers", "vllm")
 """Values of `rollout.engine` that run the policy's model."""
 
 KV_CACHE_MB = 4096
-"""Engine `transformers`: MiB for the keys and values of the requests that are decoded together. Each request
+"""Engine `transformers`: MiB for the keys, values and recurrent states of the requests decoded together. Each request
 counts with its greatest length, and waits while it does not fit. A request that is alone is served, however
 large it is."""
 
 PREFIX_CACHE_MB = 1024
-"""Engine `transformers`: MiB for the keys and values of earlier requests. A request that begins like one of
+"""Engine `transformers`: MiB for the keys, values and recurrent states of earlier requests. One that begins like one of
 them is not computed from its start."""
 
 ENGINES = (*MODEL_ENGINES, "scripted")
