@@ -41,7 +41,7 @@ from dart_cli.doctor.plan import H100 as ROOM
 from dart_cli.doctor.plan import Plan, make_plan
 from dart_cli.doctor.plan_findings import plan_on_host
 from dart_cli.doctor.trainer_memory import TrainerSetup, trainer_memory
-from dart_cli.engines.vllm.room import divide
+from dart_cli.engines.vllm.room import STATES, divide
 from dart_cli.smoke_test.smoke_report import MACHINE_ONLY
 from envs.suites.osworld.provider import boots_at_once
 
@@ -216,7 +216,7 @@ def _prompts(shape: Shape, gpu: GpuSpeed, share: int) -> str:
     room = divide(
         config, shape, wide=2, memory=gpu.memory, length=PROMPT, screen_tokens=SCREEN_TOKENS
     )
-    count = room.cache * share / (PROMPT * 2 * shape.cached)
+    count = room.cache * share / (PROMPT * 2 * shape.cached + STATES * shape.state_bytes(2))
     return f"{count:.0f}" if count >= 1 else "none"
 
 

@@ -28,7 +28,7 @@ from dart_cli.doctor.trainer_memory import (
     TrainerSetup,
     trainer_memory,
 )
-from dart_cli.engines.vllm.room import divide, divide_on_cpu
+from dart_cli.engines.vllm.room import STATES, divide, divide_on_cpu
 from dart_cli.language.coordinates import screen_tokens
 
 MIB = 2**20
@@ -194,12 +194,12 @@ def _engine(
     `memory` is the bytes of a GPU, None for an engine on the CPU. `screen` is the tokens of a screen.
     """
     wide = WIDTH[config.model.dtype]
-    prompt = longest * shape.cached * wide + shape.state_bytes(wide)
+    tokens, states = longest * shape.cached * wide, shape.state_bytes(wide)
     if config.rollout.engine != "vllm":
         cache = KV_CACHE_MB * MIB
         prefix_cache = PREFIX_CACHE_MB * MIB
         passing = longest * wide * (4 * shape.width + 2 * shape.mlp)
-        prompts = cache / prompt
+        prompts = cache / (tokens + states)
         return EnginePlan(wide * shape.parameters, cache + prefix_cache, passing, prompts)
     image_tokens = screens_in_play(config) * screen
     if memory is None:
@@ -214,7 +214,7 @@ def _engine(
         weights=room.weights,
         cache=room.cache,
         passing=room.passing,
-        prompts=room.cache * config.vllm.tensor_parallel / prompt,
+        prompts=room.cache * config.vllm.tensor_parallel / (tokens + STATES * states),
         features=room.features,
         screens=room.feature_tokens // screen,
     )

@@ -35,6 +35,8 @@ CPU_KV_MB = 512
 """MiB of keys and values on a CPU. The room for features of screens beside them has the same size."""
 LEAST_CPU_BATCH = 4096
 """Least tokens of one forward pass on a CPU, where prompts are not cut into chunks."""
+STATES = 2
+"""States of recurrent layers that vLLM holds for a running request: the present one, and one to be found later."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def divide(
         tokens = feature_tokens(shape, wide, room, screen_tokens)
         return VllmRoom(weights, passing, tokens * _feature(shape, wide), cache, tokens)
     room = max(0, int(config.gpu_memory_utilization * memory) - weights - passing)
-    longest = length * wide * shape.cached + shape.state_bytes(wide)
+    longest = length * wide * shape.cached + STATES * shape.state_bytes(wide)
     beside_longest = room - longest // share
     tokens = feature_tokens(shape, wide, beside_longest, screen_tokens)
     features = tokens * _feature(shape, wide)
