@@ -23,7 +23,10 @@ from tests.train.trees import tree_batch
 from tests.train.world import run_world
 
 CLASSES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
-TOLERANCE = 3e-5  # relative; the vision tower gets 1.01e-5 through the recurrent layers of qwen3_5
+TOLERANCE = 1e-5  # relative
+ROUNDING = {"qwen3_5": 30}
+"""By class, what multiplies the three limits: other packs alone change gradients of its four layers by up to
+1e-4 in float32 (1e-9 in float64, tests/train/test_packs.py)."""
 NATS = 5e-6  # of a log-probability's rounding
 MOVED = 1e-3  # of how far an update moved the weights
 NO_GRADIENT = ("pointer_head.key_out.bias",)
@@ -168,7 +171,7 @@ def test_ranks_compute_the_update_of_one(
     on_one: dict[str, Any],
     on_many: Callable[[int], dict[str, Any]],
 ) -> None:
-    same(on_many(size)[name], on_one[name])
+    same(on_many(size)[name], on_one[name], ROUNDING.get(name, 1))
 
 
 @pytest.mark.parametrize("size", NAMES)
@@ -181,7 +184,7 @@ def test_what_ranks_gather_for_a_channel_is_what_they_hold(
         assert streamed == whole, name
 
 
-def same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+def same(actual: dict[str, Any], expected: dict[str, Any], rounding: int) -> None:
     assert actual["told"] == expected["told"]
     for mine, theirs in zip(actual["metrics"], expected["metrics"], strict=True):
         assert mine.keys() == theirs.keys()
@@ -190,29 +193,29 @@ def same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
                 name == "importance_truncated_fraction"
             ):  # of fresh tokens rounding decides on which side of 1 they are
                 continue
-            assert mine[name] == pytest.approx(value, **tolerance(name)), name
+            assert mine[name] == pytest.approx(value, **tolerance(name, rounding)), name
     for mine, theirs in zip(actual["mismatches"], expected["mismatches"], strict=True):
         assert [each[:2] for each in mine] == [each[:2] for each in theirs]
-        assert np.allclose([e[2:] for e in mine], [e[2:] for e in theirs], atol=NATS)
+        assert np.allclose([e[2:] for e in mine], [e[2:] for e in theirs], atol=rounding * NATS)
     assert actual["gradients"].keys() == expected["gradients"].keys()
     for key, gradient in expected["gradients"].items():
         if key in NO_GRADIENT:
             continue
         difference = np.abs(actual["gradients"][key] - gradient).max()
-        assert difference <= TOLERANCE * np.abs(gradient).max(), key
-    same_published(actual, expected)
+        assert difference <= rounding * TOLERANCE * np.abs(gradient).max(), key
+    same_published(actual, expected, rounding)
 
 
-def tolerance(metric: str) -> dict[str, float]:
+def tolerance(metric: str, rounding: int) -> dict[str, float]:
     """Compare relatively, except for metrics of log-probabilities, whose rounding is absolute."""
     if metric.endswith("_kl"):  # about half the square of a difference
-        return {"rel": 1e-3, "abs": NATS**2}
+        return {"rel": 1e-3, "abs": (rounding * NATS) ** 2}
     if metric.startswith(("mismatch_", "parity_", "stale_")):
-        return {"rel": TOLERANCE, "abs": NATS}
-    return {"rel": TOLERANCE, "abs": 0.0}
+        return {"rel": rounding * TOLERANCE, "abs": rounding * NATS}
+    return {"rel": rounding * TOLERANCE, "abs": 0.0}
 
 
-def same_published(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+def same_published(actual: dict[str, Any], expected: dict[str, Any], rounding: int) -> None:
     """Compare published weights: bit by bit before updates, by their movement afterwards."""
     assert actual["published"].keys() == expected["published"].keys() == expected["before"].keys()
     moved = different = 0.0
@@ -223,7 +226,7 @@ def same_published(actual: dict[str, Any], expected: dict[str, Any]) -> None:
         moved += np.square(expected["published"][name] - value, dtype=np.float64).sum()
         difference = actual["published"][name] - expected["published"][name]
         different += np.square(difference, dtype=np.float64).sum()
-    assert different <= MOVED**2 * moved
+    assert different <= (rounding * MOVED) ** 2 * moved
     is_changed = any(told[0] for told in expected["told"])
     assert (moved > 0) == is_changed
 
