@@ -45,7 +45,7 @@ def main() -> None:
 
 
 async def play(config: Config, plans: list[tuple[int, ...]]) -> Scores:
-    """Return the scores of each version, which are episode one after another."""
+    """Return the scores of each version, which are played one after another."""
     tasks = trained_tasks(config)
     model = await asyncio.to_thread(load_model, config)
     by_version: Scores = {}
