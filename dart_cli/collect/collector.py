@@ -48,7 +48,7 @@ from dart_cli.data.store.rows import PoolRow, PoolSource
 from dart_cli.data.store.steps import StepRow
 from dart_cli.engines.base import PromptEncoder, Responder
 from dart_cli.env.async_env import AsyncEnv
-from dart_cli.env.episode import ActionSpec, action_spec_of
+from dart_cli.env.step_prompts import ActionSpec, action_spec_of
 from dart_cli.player.chosen_model import chosen_weights, loaded_model
 from dart_cli.player.episodes import (
     PlannedEpisode,
