@@ -7,7 +7,7 @@ task_seed   the training seed of the n-th instance of a task
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -16,7 +16,7 @@ from dart_cli.collect import CollectOptions
 from dart_cli.config.schema import TRAIN_SEEDS
 from envs.contract.base import Task
 
-TRIES = {"oracle": 2, "policy": 16}
+TRIES = {"oracle": 2, "policy": 16, "teacher": 8}
 """Player -> seeds that are tried for each success of the quota, at most."""
 
 
@@ -55,8 +55,13 @@ class Quota:
             and left > 0
         )
 
-    def skip(self, existing: set[tuple[str, str, int]]) -> None:
-        """Count the successes (source, task, seed) that exist already, so that they are not played again."""
+    def skip(
+        self, existing: set[tuple[str, str, int]], played: Collection[int] = frozenset()
+    ) -> None:
+        """Count the successes (source, task, seed) that exist already, so that they are not played again.
+
+        The seeds in `played` are not played again, either.
+        """
         self._settled = {
             seed
             for source, task_id, seed in existing
@@ -66,6 +71,7 @@ class Quota:
         seeds = {self._seed(number) for number in range(self._limit)}
         self.existing = min(self.options.per_task, len(seeds & self._settled))
         self.successes = self.existing
+        self._settled.update(played)
 
     def next_seed(self) -> int:
         """Return the next seed to play. Call it only while `wants_more`."""
