@@ -51,8 +51,8 @@ class Quota:
         left = self.seeds[1] - self.seeds[0] - len(self._settled)
         return (
             self.successes + self.in_play < self.options.per_task
-            and self.tried < self._limit
             and left > 0
+            and self._next_number is not None
         )
 
     def skip(
@@ -75,14 +75,14 @@ class Quota:
 
     def next_seed(self) -> int:
         """Return the next seed to play. Call it only while `wants_more`."""
-        while True:
-            seed = self._seed(self.tried)
-            self.tried += 1
-            if seed not in self._settled:
-                self._settled.add(seed)  # two numbers may give the same seed
-                self.in_play += 1
-                self.episodes += 1
-                return seed
+        number = self._next_number
+        assert number is not None
+        self.tried = number + 1
+        seed = self._seed(number)
+        self._settled.add(seed)  # two numbers may give the same seed
+        self.in_play += 1
+        self.episodes += 1
+        return seed
 
     def add_episode(self, end: TrajectoryEnd) -> None:
         """Count an episode that is over."""
@@ -90,6 +90,12 @@ class Quota:
         self.successes += end.outcome == "pass"
         if end.outcome == "invalid":
             self.reasons[end.reason] += 1
+
+    @property
+    def _next_number(self) -> int | None:
+        """The number of the next seed that may be played; None if there is none within the limit."""
+        numbers = range(self.tried, self._limit)
+        return next((number for number in numbers if self._seed(number) not in self._settled), None)
 
     @property
     def _limit(self) -> int:

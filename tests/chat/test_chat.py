@@ -24,9 +24,9 @@ def server(url: str, **settings: Any) -> ChatServer:
     return ChatServer(url, "eyes", names=NAMES, **settings)
 
 
-def ask(says: Says, sampled: Sampled = Sampled(), **settings: Any) -> ChatReply:
+def ask(says: Says, sampled: Sampled | None = None) -> ChatReply:
     with chat(says) as url:
-        return server(url, **settings).ask([("user", ["hello"])], sampled)
+        return server(url).ask([("user", ["hello"])], sampled or Sampled())
 
 
 def test_a_request_has_the_settings_that_are_set_and_no_others() -> None:
@@ -159,7 +159,7 @@ def test_thoughts_that_a_server_takes_out_and_answers_that_are_cut_off_are_told(
     "body", [b"", b"no", b"[]", b"{}", b'{"choices": []}', b'{"choices": [3]}', PAGE, b"[" * 10**5]
 )
 def test_nonsense_is_no_answer(body: bytes) -> None:
-    with pytest.raises(NoAnswerError, match="message.content") as raised:
+    with pytest.raises(NoAnswerError, match=r"message\.content") as raised:
         ask(lambda _: Raw(200, body))
     assert ("page of HTML" in str(raised.value)) == (body == PAGE)
 
