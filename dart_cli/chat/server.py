@@ -102,9 +102,7 @@ class ChatServer:
             with error:
                 raise self._refused(error) from None
         except (OSError, ValueError, HTTPException) as error:
-            raise NoAnswerError(
-                f"{self.url}: {type(error).__name__}: {first_line(error)}"
-            ) from None
+            raise NoAnswerError(f"{self.url}: {_cause(error)}") from None
 
     def probe(self) -> None:
         """Ask for the list of models, to see that a server is there and takes the key; this blocks.
@@ -121,8 +119,7 @@ class ChatServer:
                 raise refused from None
         except (OSError, ValueError, HTTPException) as error:
             raise UserError(
-                f"{self.url}: {type(error).__name__}: {first_line(error)}; start the server, or check "
-                f"{self.names.url}"
+                f"{self.url}: {_cause(error)}; start the server, or check {self.names.url}"
             ) from None
         else:
             if _is_page(answer):
@@ -213,6 +210,13 @@ def without_fence(text: str) -> str:
     if bare.startswith("```") and bare.endswith("```") and len(bare) >= 6:
         bare = bare[3:-3].removeprefix("json").strip()
     return bare
+
+
+def _cause(error: Exception) -> str:
+    """Return why there was no answer at all."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    cause = reason if isinstance(reason, Exception) else error
+    return f"{type(cause).__name__}: {first_line(cause)}"
 
 
 def _content(parts: Sequence[str | bytes]) -> str | list[dict[str, Any]]:

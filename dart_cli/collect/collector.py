@@ -125,10 +125,15 @@ def run_collect(config: Config, options: CollectOptions) -> list[Quota]:
             raise UserError(f"no success was collected: {_why_none(quotas, record)}")
     if exit_code:
         raise SystemExit(exit_code)
-    if record is not None and out is not None and not record.is_spent:
+    if record is not None and out is not None and not _is_cut_short(quotas, record):
         _write_folder(config, out)
     _print_table(config, quotas, options, record)
     return quotas
+
+
+def _is_cut_short(quotas: Sequence[Quota], record: TeacherRecord) -> bool:
+    """Return True if the teacher's budget has ended before there are enough successes."""
+    return record.is_spent and any(quota.missing for quota in quotas)
 
 
 def _why_none(quotas: Sequence[Quota], record: TeacherRecord | None) -> str:
@@ -405,7 +410,7 @@ def _print_table(
 ) -> None:
     """Print the counts of each task as a table, or as one line of JSON."""
     out = options.out
-    is_partial = record is not None and (is_stopped or record.is_spent)
+    is_partial = record is not None and (is_stopped or _is_cut_short(quotas, record))
     into = config.run.dir if out is None or is_partial else out
     if options.as_json:
         result = summary(config, quotas, into, record) | {"stopped": is_stopped}
@@ -435,16 +440,17 @@ def _notes(
     """Yield the lines below the table."""
     if options.out is None and not config.data.pool_ratio:
         yield "data.pool_ratio = 0: the run does not draw from its pool; set it, e.g. to 0.125"
+    is_cut = record is not None and _is_cut_short(quotas, record)
     for quota in quotas:
-        if quota.missing and (quota.reasons or not is_stopped):
+        if quota.missing and (quota.reasons or not (is_stopped or is_cut)):
             why = "; ".join(reason for reason, _ in quota.reasons.most_common(1))
             yield f"{quota.task.id}: {quota.missing} missing, {why or 'its other episodes failed'}"
     if record is None:
         return
     yield from record.lines()
-    if record.is_spent:
+    if is_cut:
         yield record.budget
-    if options.out is not None and (is_stopped or record.is_spent):
+    if options.out is not None and (is_stopped or is_cut):
         yield (
             f"{options.out} is not written yet: start the same command again to go on, or `dart data export "
             f"{config.run.dir} {options.out} --pool`"

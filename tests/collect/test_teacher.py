@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +28,7 @@ from dart_cli.data.store.open import open_reader
 from dart_cli.language.coordinates import make_coordinate_map
 from dart_cli.language.parsers import make_action_parser
 from tests.chat.chat_server import Raw, Says, chat, message
+from tests.waiting import PATIENCE_S
 
 SHELF = "tests.own_suites.shelf_suite:ShelfSuite"
 HINTED = CollectOptions(per_task=4, player="teacher", hints=True)
@@ -280,7 +283,7 @@ def test_rate_limits_and_failures_between_cost_requests_and_no_episode(
 ) -> None:
     failures = {2: Raw(429, b"{}", {"Retry-After": "0"}), 5: 500, 6: Raw(200, b"<html>"), 9: 503}
     server = Server(failures.get)
-    collect(config_of(tmp_path), server, JSON)
+    collect(config_of(tmp_path, concurrent=1), server, JSON)
     result = printed(capsys)
     assert (result["collected"], result["missing"], result["teacher"]["unusable"]) == (4, 0, {})
     assert result["teacher"]["requests"] == len(server.bodies) == 12 + len(failures)
@@ -305,6 +308,28 @@ def test_a_server_that_goes_away_ends_the_collection_and_the_next_start_goes_on(
     assert len(server.bodies) == 21
     assert before < members(config)
     assert result["teacher"]["all_starts"]["requests"] == len(dying.bodies) + 21
+
+
+def test_as_many_questions_are_asked_at_once_as_the_key_says(tmp_path: Path) -> None:
+    inside, most, lock = 0, 0, threading.Lock()
+    first = threading.Barrier(3, timeout=PATIENCE_S)
+    server = Server()
+
+    def says(body: dict[str, Any]) -> str:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+            waits = len(server.bodies) < 3
+            answer = server(body)
+        if waits:
+            first.wait()  # only three at once get past this
+        with lock:
+            inside -= 1
+        return str(answer)
+
+    collect(config_of(tmp_path, concurrent=3), says)
+    assert most == 3
 
 
 def test_a_wrong_name_ends_the_collection_at_once(tmp_path: Path) -> None:
@@ -338,6 +363,13 @@ def test_a_budget_that_ends_in_the_middle_keeps_what_was_paid_for(
     assert len(server.bodies) == 8 + 2 * 3
 
 
+def test_a_budget_that_is_just_enough_is_not_cut_short(tmp_path: Path) -> None:
+    out = tmp_path / "taught"
+    options = CollectOptions(per_task=4, player="teacher", hints=True, out=out)
+    collect(config_of(tmp_path, budget_requests=12), Server(), options)
+    assert len(list(read_folder(out))) == 4
+
+
 def test_a_budget_of_tokens_that_nobody_counts_is_refused(tmp_path: Path) -> None:
     def says(body: dict[str, Any]) -> Raw:
         content = {"choices": [{"message": {"content": hint_in(body)}}]}
@@ -345,6 +377,41 @@ def test_a_budget_of_tokens_that_nobody_counts_is_refused(tmp_path: Path) -> Non
 
     with pytest.raises(UserError, match=r"budget_tokens cannot be kept.*budget_requests"):
         collect(config_of(tmp_path, budget_tokens=10**6), says)
+
+
+# --- signals -------------------------------------------------------------------------------------
+
+
+def test_stopped_by_a_signal_it_keeps_and_prints_what_was_paid_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, stopped = threading.Event(), threading.Event()
+
+    def says(body: dict[str, Any]) -> str:
+        answer = server(body)
+        if len(server.bodies) > 4:  # within the second episode
+            stopped.set()
+            over.wait(60)
+        return str(answer)
+
+    server = Server()
+    config = config_of(tmp_path, concurrent=1)
+    thread = threading.Thread(
+        target=lambda: stopped.wait(60) and os.kill(os.getpid(), signal.SIGTERM)
+    )
+    thread.start()
+    try:
+        with pytest.raises(SystemExit) as exit_:
+            collect(config, says, JSON)
+    finally:
+        over.set()
+        thread.join(60)
+    assert exit_.value.code == 143
+    text, said = capsys.readouterr()
+    result = json.loads(text)
+    assert (result["collected"], result["missing"], result["stopped"]) == (1, 3, True)
+    assert "for teacher eyes to answer step 1 of shelf/click#" in said
+    assert len(members(config)) == 1
 
 
 # --- folders -------------------------------------------------------------------------------------

@@ -44,8 +44,8 @@ class TeacherConfig(Section):
     """Without `url`: what runs the folder, as `rollout.engine`."""
 
     policy: PolicyConfig | None = None
-    """How the teacher is prompted and what it writes. Without this section, `policy.family` is `auto`, which
-    needs `model`."""
+    """How the teacher is prompted and what it writes: the keys of [policy]. Here an unset `family` is `auto`,
+    which needs `model`."""
 
     temperature: float | None = Field(default=None, ge=0, le=MAX_TEMPERATURE)
     """Sampling temperature; 0 is greedy. If unset, a server chooses, and a folder plays greedily."""
