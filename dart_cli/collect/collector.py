@@ -108,7 +108,7 @@ def run_collect(config: Config, options: CollectOptions) -> list[Quota]:
         record = stack.enter_context(_record(config, options)) if by_teacher else None
         quotas = [Quota(task, options, config.run.seed, config.env.seeds) for task in tasks]
         for quota in quotas:
-            quota.skip(existing, set() if record is None else record.played(quota.task.id))
+            quota.skip(existing, set() if record is None else record.settled_seeds(quota.task.id))
         exit_code = 0
         if any(quota.missing for quota in quotas):
             if record is not None and record.is_spent:

@@ -52,10 +52,10 @@ class ActionWriter:
         EngineError for a prompt that cannot be built.
         """
         opening = self._prompt_encoder.closed_thought(thought or words)
-        said = (words if thought else "") if opening else (words or thought)
+        line = (words if thought else "") if opening else (words or thought)
         coordinates = self._action_spec.coordinate_map_of(request.width, request.height)
         try:
-            text = opening + self._action_spec.action_parser.format(action, coordinates, said)
+            text = opening + self._action_spec.action_parser.format(action, coordinates, line)
         except ActionError as error:
             raise UnwritableError(
                 f"the policy's action parser cannot write the {what}: {error}"
@@ -101,8 +101,8 @@ class HintedPolicy:
     async def act(self, request: ActRequest) -> Completion:
         """Return a completion that was sampled with the hint. Raises EnvError, EngineError."""
         instruction = await hinted(self._env, request, self._action_spec)
-        asked = request.model_copy(update={"instruction": instruction})
-        completion = await self._responder.answer(asked)
+        question = request.model_copy(update={"instruction": instruction})
+        completion = await self._responder.answer(question)
         plain_prompt = self._responder.prompt_encoder.encode_prompt(request)
         return completion.model_copy(update={"prompt_token_ids": int32s(plain_prompt)})
 

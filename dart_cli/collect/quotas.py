@@ -56,11 +56,11 @@ class Quota:
         )
 
     def skip(
-        self, existing: set[tuple[str, str, int]], played: Collection[int] = frozenset()
+        self, existing: set[tuple[str, str, int]], settled: Collection[int] = frozenset()
     ) -> None:
         """Count the successes (source, task, seed) that exist already, so that they are not played again.
 
-        The seeds in `played` are not played again, either.
+        The seeds in `settled` are not played again, either.
         """
         self._settled = {
             seed
@@ -71,7 +71,7 @@ class Quota:
         seeds = {self._seed(number) for number in range(self._limit)}
         self.existing = min(self.options.per_task, len(seeds & self._settled))
         self.successes = self.existing
-        self._settled.update(played)
+        self._settled.update(settled)
 
     def next_seed(self) -> int:
         """Return the next seed to play. Call it only while `wants_more`."""

@@ -72,7 +72,7 @@ class UnusableError(EngineError):
 
 
 @dataclass(frozen=True)
-class Said:
+class TeacherReply:
     """What a teacher answered: a completion of its own prompt, and a thought that its server took out."""
 
     completion: Completion
@@ -82,7 +82,7 @@ class Said:
 class Teacher(Protocol):
     """Something that answers the teacher's prompts."""
 
-    async def answer(self, request: ActRequest) -> Said:
+    async def answer(self, request: ActRequest) -> TeacherReply:
         """Return the answer. Raises UnusableError, and UserError if no further question has an answer."""
         ...
 
@@ -126,14 +126,14 @@ class TeacherPolicy:
         instruction = request.instruction
         if self._hints:
             instruction = await hinted(self._env, request, self._own_spec)
-        asked = self._prompts.request(
+        question = self._prompts.request(
             request.trajectory_id, request.step, instruction, screen, self._sampling(request)
         )
-        said = await self._teacher.answer(asked)
+        reply = await self._teacher.answer(question)
         # 2. Read its action.
-        text = said.completion.text
+        text = reply.completion.text
         action, problem = self._prompts.read(text, screen)
-        if action is None and said.completion.stop == "length":
+        if action is None and reply.completion.stop == "length":
             raise UnusableError(CUT_OFF, f"the teacher's answer was cut off: {text[-60:]!r}")
         if action is None:
             raise UnusableError(
@@ -141,20 +141,20 @@ class TeacherPolicy:
             )
         # 3. Write it as the policy would.
         thought, words = thought_and_words(text) if self._options.keep_thoughts else ("", "")
-        if self._options.keep_thoughts and said.thought:
-            thought = said.thought.strip()
+        if self._options.keep_thoughts and reply.thought:
+            thought = reply.thought.strip()
         try:
             completion = self._writer.completion(
                 action, request, "teacher's action", thought=thought, words=words
             )
         except UnwritableError as error:
             raise UnusableError(TOO_LONG if error.is_long else UNWRITABLE, str(error)) from None
-        meant, problem = self._spec.read(completion.text, screen, self._prompts.pointer)
-        if meant is None:
+        own_action, problem = self._spec.read(completion.text, screen, self._prompts.pointer)
+        if own_action is None:
             raise UnusableError(UNWRITABLE, f"the policy cannot read its own action: {problem}")
         # 4. Both histories go on from the action that is performed.
-        self._prompts.remember(said.completion, screen)
-        self._prompts.move_pointer(meant)
+        self._prompts.remember(reply.completion, screen)
+        self._prompts.move_pointer(own_action)
         return completion
 
     def _sampling(self, request: ActRequest) -> Sampling:
@@ -172,7 +172,7 @@ class FolderTeacher:
         self._responder = responder
         self._record = record
 
-    async def answer(self, request: ActRequest) -> Said:
+    async def answer(self, request: ActRequest) -> TeacherReply:
         """See Teacher."""
         self._record.begin_request()
         try:
@@ -182,7 +182,7 @@ class FolderTeacher:
         except EngineError as error:
             raise UnusableError(NO_ANSWER, f"the teacher gave no answer: {error}") from None
         self._record.end_request(len(completion.prompt_token_ids), len(completion.sampled))
-        return Said(completion)
+        return TeacherReply(completion)
 
 
 class ChatTeacher:
@@ -204,7 +204,7 @@ class ChatTeacher:
         self._resume_at = 0.0  # monotonic seconds; the server asked to wait until then
         self._failed = 0  # questions in a row without an answer
 
-    async def answer(self, request: ActRequest) -> Said:
+    async def answer(self, request: ActRequest) -> TeacherReply:
         """See Teacher."""
         messages = await asyncio.to_thread(self._renderer.chat, request)
         options, temperature = self._options, self._options.temperature
@@ -228,7 +228,7 @@ class ChatTeacher:
             raise UnusableError(NO_ANSWER, f"no answer of the teacher: {error}") from None
         self._failed = 0
         self._record.end_request(reply.prompt_tokens, reply.completion_tokens)
-        return Said(_completion(reply), reply.thought)
+        return TeacherReply(_completion(reply), reply.thought)
 
     async def _ask(self, messages: Messages, sampled: Sampled, request: ActRequest) -> ChatReply:
         """Send one request, after a pause that the server asked any of them for."""

@@ -24,7 +24,7 @@ from bus.messages import Outcome
 from dart_cli.config.schema import Config, TeacherConfig
 from dart_cli.runtime.work_folder import JsonLines, StoredModel
 
-FILE = "teacher.jsonl"
+FILE = "teacher-record.jsonl"
 _SAME = {"url", "key_env", "concurrent", "answer_s", "budget_requests", "budget_tokens"}
 _SAME |= {"price_prompt", "price_answer"}
 """Keys of [teacher] with which a teacher plays the same."""
@@ -98,7 +98,7 @@ class TeacherRecord:
         """Close the file."""
         self._lines.close()
 
-    def played(self, task_id: str) -> set[int]:
+    def settled_seeds(self, task_id: str) -> set[int]:
         """Return the seeds of a task that this teacher has played to a verdict, or answered unusably."""
         return {
             entry.seed

@@ -26,11 +26,11 @@ def teacher_config(config: Config) -> Config:
     Raises ConfigError for an unknown family, and for a folder that shows none.
     """
     teacher = config.teacher
-    given = teacher.policy or PolicyConfig()
-    policy = given
-    if "family" not in given.model_fields_set:
-        policy = given.model_copy(update={"family": AUTO})
-        object.__setattr__(policy, "__pydantic_fields_set__", set(given.model_fields_set))
+    section = teacher.policy or PolicyConfig()
+    policy = section
+    if "family" not in section.model_fields_set:
+        policy = section.model_copy(update={"family": AUTO})
+        object.__setattr__(policy, "__pydantic_fields_set__", set(section.model_fields_set))
     # A server's model has no folder; its name takes the place, and nothing is read there.
     path = teacher.model or teacher.name
     whole = config.model_copy(
@@ -58,6 +58,6 @@ def teachers_words(text: str) -> str:
 def lacks_family(config: Config) -> bool:
     """Return True if nothing says how the teacher is prompted: no family, no folder, no values."""
     teacher = config.teacher
-    given = (teacher.policy or PolicyConfig()).model_fields_set
-    is_shown = bool(teacher.model) or "family" in given or given.issuperset(VALUES)
+    keys = (teacher.policy or PolicyConfig()).model_fields_set
+    is_shown = bool(teacher.model) or "family" in keys or keys.issuperset(VALUES)
     return teacher.is_set and not is_shown

@@ -224,7 +224,7 @@ class PromptRenderer:
                 chat.append((message["role"], [content.replace(CUT, "")]))
             else:
                 parts = [part(each) for each in content]
-                chat.append((message["role"], [each for each in parts if each]))
+                chat.append((message["role"], [each for each in parts if each] or [""]))
         return chat
 
     def closed_thought(self, thought: str = "") -> str:

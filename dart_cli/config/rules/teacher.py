@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from bus.errors import ConfigError
 from bus.temperatures import MIN_TEMPERATURE
@@ -10,6 +11,11 @@ from dart_cli.config.model_folder import model_problem as folder_problem
 from dart_cli.config.rules import Rule, Table, broken_rules, policy
 from dart_cli.config.schema import Config
 from dart_cli.config.teacher import lacks_family, teacher_config, teachers_words
+
+
+def _without_url(config: Config, key: str) -> bool:
+    """Return True if a key that is for servers is set, and there is no server."""
+    return not config.teacher.url and bool(getattr(config.teacher, key))
 
 
 def _temperature_problem(config: Config) -> bool:
@@ -70,7 +76,7 @@ TEACHER = Table(
         *(
             Rule(
                 f"teacher.{key}",
-                lambda c, key=key: not c.teacher.url and getattr(c.teacher, key),
+                partial(_without_url, key=key),
                 "belongs to teacher.url; a model folder needs none, leave it out",
             )
             for key in ("name", "key_env", "budget_requests", "budget_tokens")
