@@ -109,7 +109,7 @@ TEACHER = Table(
             "its config.json and preprocessor_config.json",
             ends=True,
         ),
-        Rule("teacher", _model_problem, "cannot play: {detail}"),
+        Rule("teacher.model", _model_problem, "cannot play: {detail}"),
     ),
     ("teacher",),
 )
