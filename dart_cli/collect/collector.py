@@ -98,13 +98,12 @@ def run_collect(config: Config, options: CollectOptions) -> list[Quota]:
                 update={"run": config.run.model_copy(update={"dir": _partial(out)})}
             )
     with contextlib.ExitStack() as stack:
-        into_pool = out is None or by_teacher
-        if into_pool:
+        if out is None or by_teacher:
             make_private_dir(config.run.dir)
             stack.enter_context(logging_to(config.run.dir, "collect"))
-        existing, keep = stack.enter_context(
-            _into_pool(config) if out is None or by_teacher else _into_folder(config, out)
-        )
+            existing, keep = stack.enter_context(_into_pool(config))
+        else:
+            existing, keep = stack.enter_context(_into_folder(config, out))
         record = stack.enter_context(_record(config, options)) if by_teacher else None
         quotas = [Quota(task, options, config.run.seed, config.env.seeds) for task in tasks]
         for quota in quotas:
@@ -122,6 +121,8 @@ def run_collect(config: Config, options: CollectOptions) -> list[Quota]:
         if not any(quota.successes for quota in quotas):
             if exit_code:
                 raise SystemExit(exit_code)  # within the block, so that no folder is made
+            if record is not None:
+                _print_table(config, quotas, options, record, is_stopped=True)
             raise UserError(f"no success was collected: {_why_none(quotas, record)}")
     if exit_code:
         raise SystemExit(exit_code)
@@ -353,6 +354,8 @@ def _record(config: Config, options: CollectOptions) -> Iterator[TeacherRecord]:
     """Yield the record of the teacher in the run directory."""
 
     def digest(path: str) -> str:
+        sys.stderr.write(f"reading {path}\n")  # every byte, which takes minutes for a large model
+        sys.stderr.flush()
         return folder_digest(model_folder(path))
 
     player = teacher_id(config, digest, hints=options.hints)

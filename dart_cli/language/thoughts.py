@@ -11,6 +11,7 @@ thought_and_words returns the thought of a completion, and the words before its 
 
 from __future__ import annotations
 
+import json
 import re
 
 from bus.errors import ActionError
@@ -95,5 +96,16 @@ def thought_and_words(text: str) -> tuple[str, str]:
     reply = text[start:]
     call = _CALL.search(reply)
     words = _LABEL.sub("", reply[: call.start()]) if call else ""
+    if reply.lstrip().startswith("{"):
+        words = _in_object(reply)
     thought = re.sub(r"</?think(?:ing)?>", "", text[:start])
     return thought.strip(), re.sub(r"\n\s*\n", "\n", words).strip()
+
+
+def _in_object(reply: str) -> str:
+    """Return the `thought` of a reply that is a JSON object; "" if it has none."""
+    try:
+        thought = json.loads(reply).get("thought")
+    except (ValueError, RecursionError, AttributeError):
+        return ""
+    return thought if isinstance(thought, str) else ""

@@ -217,6 +217,7 @@ def test_an_answer_that_is_no_step_of_the_policy_is_counted_and_its_seed_not_pai
     answer: str | Raw | None,
     reason: str,
     tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     server = Server(lambda _: answer)
     config = with_task(config_of(tmp_path), task)
@@ -234,7 +235,7 @@ def test_an_answer_that_is_no_step_of_the_policy_is_counted_and_its_seed_not_pai
     for line in (config.run.dir / FILE).read_text().splitlines():
         entry = json.loads(line)
         counts.update([entry["unusable"]] if entry["task"] else [])
-    assert counts == {reason: 8}
+    assert counts == printed(capsys)["teacher"]["unusable"] == {reason: 8}
     with pytest.raises(UserError, match="no success was collected"):
         collect(config, server, wanted)
     assert len(server.bodies) == asked
