@@ -60,7 +60,10 @@ class ActionWriter:
             raise UnwritableError(
                 f"the policy's action parser cannot write the {what}: {error}"
             ) from error
-        sampled = self._prompt_encoder.encode_completion(text, request)
+        try:
+            sampled = self._prompt_encoder.encode_completion(text, request)
+        except EngineError as error:
+            raise UnwritableError(str(error)) from error
         if len(sampled) > self._max_tokens:
             raise UnwritableError(
                 f"the {what} {text[:60]!r} takes {len(sampled)} tokens, "

@@ -219,7 +219,8 @@ class ChatTeacher:
             )
         except RefusalError as error:
             self._failed = 0
-            self._record.end_request(error.prompt_tokens, error.completion_tokens)
+            tokens = error.prompt_tokens, error.completion_tokens
+            self._record.end_request(*tokens, is_refusal=True)
             raise UnusableError(REFUSED, str(error)) from None
         except BudgetSpentError as error:
             raise UnusableError(NO_BUDGET, str(error)) from None

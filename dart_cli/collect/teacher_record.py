@@ -134,9 +134,14 @@ class TeacherRecord:
             raise BudgetSpentError(self.budget, is_worth_repeating=False)
         self._add(Entry(teacher=self.id, requests=1))
 
-    def end_request(self, prompt_tokens: int, answer_tokens: int) -> None:
-        """Count the tokens of an answer. Raises UserError if they are not counted and there is a budget."""
-        if self.teacher.budget_tokens and not prompt_tokens + answer_tokens:
+    def end_request(
+        self, prompt_tokens: int, answer_tokens: int, *, is_refusal: bool = False
+    ) -> None:
+        """Count the tokens of an answer.
+
+        Raises UserError if the server does not count them, but for refusals, and there is a budget of tokens.
+        """
+        if self.teacher.budget_tokens and not (prompt_tokens + answer_tokens or is_refusal):
             raise UserError(
                 f"teacher.budget_tokens cannot be kept: {self.teacher.url} does not count tokens in its "
                 "answers; set teacher.budget_requests instead"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -59,8 +59,9 @@ def chat(
             for name, value in raw.headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(raw.body)))
-            self.end_headers()
-            self.wfile.write(raw.body)
+            with suppress(BrokenPipeError, ConnectionResetError):  # the client has gone
+                self.end_headers()
+                self.wfile.write(raw.body)
 
         def log_message(self, *_: object) -> None:
             """Nothing."""
