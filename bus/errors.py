@@ -145,6 +145,24 @@ class PromptError(EngineError):
     """A request does not fit the model, e.g. it is too long or has a broken image; the engine is intact."""
 
 
+class NoAnswerError(EngineError):
+    """A server with a model gave no answer to a request."""
+
+    def __init__(self, text: str, *, is_worth_repeating: bool = True, after_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.is_worth_repeating = is_worth_repeating  # False: the same request would fail again
+        self.after_s = after_s  # seconds that the server asks to wait before the next request
+
+
+class RefusalError(NoAnswerError):
+    """A model behind a server refused to answer; the same request would be refused again."""
+
+    def __init__(self, text: str, prompt_tokens: int = 0, completion_tokens: int = 0) -> None:
+        super().__init__(text, is_worth_repeating=False)
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = completion_tokens
+
+
 class EngineGoneError(EngineError):
     """An inference engine can serve no more requests; its worker ends."""
 

@@ -28,7 +28,7 @@ from dart_cli.config.load import load_config  # noqa: E402 - after the path
 from dart_cli.config.schema import Config  # noqa: E402 - likewise
 from dart_cli.config.task_split import trained_tasks  # noqa: E402 - likewise
 from dart_cli.data.scheduler import task_seed  # noqa: E402 - likewise
-from dart_cli.env.episode import action_spec_of  # noqa: E402 - likewise
+from dart_cli.env.step_prompts import action_spec_of  # noqa: E402 - likewise
 from dart_cli.policy.loader import load_policy  # noqa: E402 - likewise
 from dart_cli.policy.prompt import RenderedPrompt, make_renderer  # noqa: E402 - likewise
 from envs.contract.actions import Answer, Done, Fail  # noqa: E402 - likewise

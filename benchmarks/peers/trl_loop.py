@@ -38,7 +38,7 @@ from dart_cli.config.model_folder import resolve  # noqa: E402 - likewise
 from dart_cli.config.schema import Config  # noqa: E402 - likewise
 from dart_cli.config.task_split import trained_tasks  # noqa: E402 - likewise
 from dart_cli.data.scheduler import task_seed  # noqa: E402 - likewise
-from dart_cli.env.episode import action_spec_of  # noqa: E402 - likewise
+from dart_cli.env.step_prompts import action_spec_of  # noqa: E402 - likewise
 from envs.contract.registry import make_env  # noqa: E402 - likewise
 
 INSTANCES = 1000

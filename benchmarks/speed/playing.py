@@ -29,7 +29,8 @@ from dart_cli.engines.base import Engine
 from dart_cli.engines.completions import completion, generate_request
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.env.calls import StepResult
-from dart_cli.env.episode import action_spec_of, play_episode
+from dart_cli.env.episode import play_episode
+from dart_cli.env.step_prompts import action_spec_of
 from dart_cli.player.episodes import MemorySink
 from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.prompt import make_renderer

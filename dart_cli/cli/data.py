@@ -359,19 +359,35 @@ def collect(config_path: ConfigPath, options: CollectOptions) -> None:
     """Fill the experience pool: play training tasks in this process and keep the successes.
 
     No other process is needed. What the pool has already is neither played nor stored twice. The folder of
-    --out is written once, at the end, with all of its successes.
+    --out is written once, at the end, with all of its successes. A teacher (docs/teacher.md) goes on where an
+    earlier start was ended, also with --out.
 
     Example: dart data collect configs/quickstart.toml --per-task 8
 
     Example: dart data collect configs/quickstart.toml --from policy --hints --out hinted
+
+    Example: dart data collect configs/quickstart.toml --from teacher --set teacher.model=models/teacher
     """
     from bus.errors import ConfigError
 
     if options.player == "oracle" and (options.weights is not None or options.hints):
         raise ConfigError("--weights and --hints are for a policy; add --from policy")
+    if options.player == "teacher" and options.weights is not None:
+        raise ConfigError("--weights are a policy's; name the teacher's folder in teacher.model")
     config = load_checked(
-        config_path, options.overrides, "env" if options.player == "oracle" else "eval"
+        config_path, options.overrides, "eval" if options.player == "policy" else "env"
     )
+    if options.player == "teacher":
+        from dart_cli.config.load import Source
+        from dart_cli.config.rules.check import check_config
+        from dart_cli.language.shortest_click import refuse_cut_off
+
+        source = Source(config_path, tuple(options.overrides or ()))
+        check_config(config, source, "teacher")
+        refuse_cut_off(config, source)
+    if options.dry_run:
+        print_dry_run(config, "eval")
+        return
     from dart_cli.collect.collector import run_collect
 
     run_collect(config, options)

@@ -1,7 +1,10 @@
 """`dart data collect`: plays training tasks and keeps the successes for the experience pool.
 
-collector   the command: plays, keeps the successes in the pool or in a folder, prints a table
-quotas      how many successes of each task are wanted, and which seed is tried next
+collector        the command: plays, keeps the successes in the pool or in a folder, prints a table
+teacher          a better model that plays, behind a server or in this process
+policies         the policies that play with the environment's own solution
+teacher_record   what a teacher has cost, its budget, and which seeds it has played
+quotas           how many successes of each task are wanted, and which seed is tried next
 
 Below are the options of the command.
 """
@@ -14,7 +17,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dart_cli.runtime.options import AsJson, Overrides, check_folder
+from dart_cli.runtime.options import AsJson, DryRun, Overrides, check_folder
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,11 @@ class CollectOptions:
         ),
     ] = None
     player: Annotated[
-        Literal["oracle", "policy"],
-        typer.Option("--from", help="The player: the environment's own solution, or a policy."),
+        Literal["oracle", "policy", "teacher"],
+        typer.Option(
+            "--from",
+            help="The player: the environment's own solution, a policy, or the model of [teacher].",
+        ),
     ] = "oracle"
     weights: Annotated[
         Path | None,
@@ -44,7 +50,8 @@ class CollectOptions:
     hints: Annotated[
         bool,
         typer.Option(
-            "--hints", help="policy: the prompt names the next step; it is stored without the hint."
+            "--hints",
+            help="policy, teacher: the prompt names the next step; it is stored without the hint.",
         ),
     ] = False
     out: Annotated[
@@ -56,9 +63,10 @@ class CollectOptions:
         ),
     ] = None
     overrides: Overrides = None
+    dry_run: DryRun = False
     as_json: AsJson = False
 
     @property
-    def source(self) -> Literal["oracle", "demonstration"]:
+    def source(self) -> Literal["oracle", "demonstration", "teacher"]:
         """The source of the successes, as the pool records it."""
-        return "oracle" if self.player == "oracle" else "demonstration"
+        return "demonstration" if self.player == "policy" else self.player

@@ -7,7 +7,7 @@ task_seed   the training seed of the n-th instance of a task
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -16,7 +16,7 @@ from dart_cli.collect import CollectOptions
 from dart_cli.config.schema import TRAIN_SEEDS
 from envs.contract.base import Task
 
-TRIES = {"oracle": 2, "policy": 16}
+TRIES = {"oracle": 2, "policy": 16, "teacher": 8}
 """Player -> seeds that are tried for each success of the quota, at most."""
 
 
@@ -51,12 +51,17 @@ class Quota:
         left = self.seeds[1] - self.seeds[0] - len(self._settled)
         return (
             self.successes + self.in_play < self.options.per_task
-            and self.tried < self._limit
             and left > 0
+            and self._next_number is not None
         )
 
-    def skip(self, existing: set[tuple[str, str, int]]) -> None:
-        """Count the successes (source, task, seed) that exist already, so that they are not played again."""
+    def skip(
+        self, existing: set[tuple[str, str, int]], settled: Collection[int] = frozenset()
+    ) -> None:
+        """Count the successes (source, task, seed) that exist already, so that they are not played again.
+
+        The seeds in `settled` are not played again, either.
+        """
         self._settled = {
             seed
             for source, task_id, seed in existing
@@ -66,17 +71,18 @@ class Quota:
         seeds = {self._seed(number) for number in range(self._limit)}
         self.existing = min(self.options.per_task, len(seeds & self._settled))
         self.successes = self.existing
+        self._settled.update(settled)
 
     def next_seed(self) -> int:
         """Return the next seed to play. Call it only while `wants_more`."""
-        while True:
-            seed = self._seed(self.tried)
-            self.tried += 1
-            if seed not in self._settled:
-                self._settled.add(seed)  # two numbers may give the same seed
-                self.in_play += 1
-                self.episodes += 1
-                return seed
+        number = self._next_number
+        assert number is not None
+        self.tried = number + 1
+        seed = self._seed(number)
+        self._settled.add(seed)  # two numbers may give the same seed
+        self.in_play += 1
+        self.episodes += 1
+        return seed
 
     def add_episode(self, end: TrajectoryEnd) -> None:
         """Count an episode that is over."""
@@ -84,6 +90,12 @@ class Quota:
         self.successes += end.outcome == "pass"
         if end.outcome == "invalid":
             self.reasons[end.reason] += 1
+
+    @property
+    def _next_number(self) -> int | None:
+        """The number of the next seed that may be played; None if there is none within the limit."""
+        numbers = range(self.tried, self._limit)
+        return next((number for number in numbers if self._seed(number) not in self._settled), None)
 
     @property
     def _limit(self) -> int:

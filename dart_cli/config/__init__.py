@@ -13,6 +13,7 @@ adapters       checks of what `model.lora` needs
 families       families of models (families.toml): how they are recognised, and what they set in [policy]
 published      the shape of a published checkpoint of each class, for a model whose folder is not here
 learning_rate  the learning rate that follows from the model, where a file sets none
+teacher        the teacher as a configuration of its own
 screens        the size of a run's screens, and the sizes of the engines' caches that follow from it
 task_split     which tasks are trained on, and which are held out
 endpoints      the addresses, keys and folders of the run's processes

@@ -1,6 +1,7 @@
 """What a run would do, without starting it: `--dry-run`.
 
-describe   returns what follows from a configuration, and the keys that differ from their defaults
+describe       returns what follows from a configuration, and the keys that differ from their defaults
+teacher_line   returns who the teacher is and how it is asked
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dart_cli.config.rules import value_of
 from dart_cli.config.rules.check import unread
 from dart_cli.config.schema import OVER_PROVISION, Config, inner_section, section_types
 from dart_cli.config.task_split import composed_tasks, training_tasks
+from dart_cli.config.teacher import teacher_config
 from dart_cli.config.values import short_value
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ def describe(config: Config, role: Role | None = None) -> list[tuple[str, str]]:
     if role in (None, "env", "rollout", "train", "eval") and config.policy.family in FAMILIES:
         lines.append(("family", f"{config.policy.family}: {FAMILIES[config.policy.family].title}"))
         lines += [(f"policy.{entry.key}", origin_line(entry)) for entry in origins(config)]
+    if role in (None, "eval") and config.teacher.is_set:
+        lines.append(("teacher", teacher_line(config)))
     if role in (None, "data"):
         lines.append(("batch", _batch(config)))
     if role in (None, "train"):
@@ -90,6 +94,20 @@ def _model(config: Config) -> str:
         count = 0
     size = f", {count / 1e9:.2f} billion parameters" if count else ""
     return f"{config.model.path}, {config.model.dtype}{size}"
+
+
+def teacher_line(config: Config) -> str:
+    """Return who the teacher is, how it is asked, and its budget. Raises ConfigError for an unknown family."""
+    teacher, own = config.teacher, teacher_config(config)
+    family = own.policy.family if own.policy.family in FAMILIES else own.policy.action_parser
+    if not teacher.url:
+        return f"{teacher.model}, {family}, by {teacher.engine}"
+    limits = (("budget_requests", "requests"), ("budget_tokens", "tokens"))
+    budget = [f"{getattr(teacher, key):,} {unit}" for key, unit in limits if getattr(teacher, key)]
+    return (
+        f"{teacher.name} at {teacher.url}, {family}, at most {teacher.concurrent} requests at a time, "
+        f"{' and '.join(budget) or 'no budget'}"
+    )
 
 
 def _batch(config: Config) -> str:

@@ -139,6 +139,7 @@ ROWS = (
     Row("up", ("up", "train", "rollout"), free=PROCESSES),
     Row("eval", ("eval", "up"), free=PROCESSES),
     Row("tune", ("tune",), free=PROCESSES),
+    Row("teacher", ("data collect",), free=PROCESSES),
 )
 
 PATHS = frozenset(
@@ -148,6 +149,7 @@ PATHS = frozenset(
         "model.adapters",
         "policy.action_parser",
         "policy.verifier",
+        "teacher.model",
         "env.suite",
         "rollout.engine",
         "train.learner",

@@ -178,6 +178,7 @@ def _run_checks(config: Config, steps: int | None) -> dict[str, Check]:
         "ports": partial(run.ports, config),
         "model": partial(run.model, config),
         "family": partial(run.family, config),
+        "teacher": partial(run.teacher, config),
         "train.lr": partial(run.learning_rate, config),
         "plan": partial(plan, config, steps),
         "compute modes": partial(machine.compute_modes, config),

@@ -5,6 +5,7 @@ directory       the run directory: its owner, file system and free space, or whe
 ports           whether the address of the data service is free
 model, tasks    the model that would be loaded, the tasks that would be played
 learning_rate   the learning rate that follows from the model, if the file sets none
+teacher         the model of [teacher]; nothing is sent to it
 family          the family of models, how it was recognised, and the origin of its values in [policy]
 values          whether all numbers of the model's weights are finite
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from bus.errors import ConfigError, DartError, ModelError
 from dart_cli.config.architecture import shape_of
+from dart_cli.config.dry_run import teacher_line
 from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.families import FAMILIES, NONE, origin_line, origins, recognise, with_family
 from dart_cli.config.learning_rate import rate_origin
@@ -281,6 +283,16 @@ def tasks(config: Config) -> Iterator[Finding]:
         yield ok("tasks", f"{len(trained)} of suite {config.env.suite}, {len(composed)} held out")
     else:
         yield error("tasks", f"suite {config.env.suite} has none to train on", "set env.tasks")
+
+
+def teacher(config: Config) -> Iterator[Finding]:
+    """Yield who plays as [teacher], or what is wrong with it; nothing without a teacher. Nothing is sent."""
+    if not config.teacher.is_set:
+        return
+    mistakes = list(find_mistakes(config, "teacher"))
+    yield from mistakes
+    if not mistakes:
+        yield ok("teacher", teacher_line(config))
 
 
 def family(config: Config, *, of_model: bool = False) -> Iterator[Finding]:

@@ -111,10 +111,14 @@ class PromptEncoder(Protocol):
         """Return the prompt [P] that a rollout would use for `request`. Raises EngineError."""
         ...
 
+    def closed_thought(self, thought: str = "") -> str:
+        """Return the thought and its closing tag if prompts end within a thought, else ""."""
+        ...
+
     def encode_completion(self, text: str, request: ActRequest) -> SampledTokens:
         """Return `text` as a completion of `request`, with its end token; its log-probabilities are unknown.
 
-        If the policy points, each point of the text becomes a pointer with its patch. Raises EngineError if
+        If prompts end within a thought, `text` begins with `closed_thought`. If the policy points, each point of the text becomes a pointer with its patch. Raises EngineError if
         the text has no such tokens.
         """
         ...

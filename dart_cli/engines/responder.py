@@ -63,12 +63,12 @@ class PolicyPromptEncoder:
         """Return the prompt [P] of a request; see PromptEncoder."""
         return self.render(request).token_ids
 
-    def encode_completion(self, text: str, request: ActRequest) -> SampledTokens:
-        """Return `text` as a completion; see PromptEncoder.
+    def closed_thought(self, thought: str = "") -> str:
+        """Return the thought with which completions begin; see PromptEncoder."""
+        return self._renderer.closed_thought(thought)
 
-        If the prompt ends within a thought, the completion first closes it.
-        """
-        text = self._renderer.closed_thought() + text
+    def encode_completion(self, text: str, request: ActRequest) -> SampledTokens:
+        """Return `text` as a completion; see PromptEncoder."""
         if self.points is None:
             sampled = unsampled_tokens(self._policy.encode_completion(text))
             decoded = self._policy.decode(sampled.token_ids)

@@ -120,6 +120,10 @@ class BytePromptEncoder:
         texts = [part.text for message in request.messages for part in message.parts]
         return list(("\n".join(texts) or request.instruction).encode("utf-8"))
 
+    def closed_thought(self, _thought: str = "") -> str:
+        """Return "": prompts do not end within a thought."""
+        return ""
+
     def encode_completion(self, text: str, _request: ActRequest) -> SampledTokens:
         """Return the bytes of the text, without an end token."""
         return unsampled_tokens(list(text.encode("utf-8")))

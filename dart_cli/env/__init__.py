@@ -2,6 +2,7 @@
 
 worker           the process and its slots: lease, play, submit, repeat
 episode          one episode: reset -> (ask the policy -> parse its text -> act) ... -> verdict
+step_prompts     the prompts of an episode: what each shows of earlier steps
 peers            the connections of the process: telemetry, the data service, rollout workers
 data_client      requests to the data service: leases, steps, ends; it waits while the service is absent
 router           chooses a rollout worker for each request, and another one if that fails

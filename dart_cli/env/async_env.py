@@ -96,6 +96,7 @@ class AsyncEnv:
         self.carrier = carrier
         self.queued_s = 0.0  # time that the newest call spent in queues
         self.episode = ""  # a name of the episode for `waits`, e.g. "seed 3"; may stay empty
+        self.screen: Observation | None = None  # the newest one; None before the first reset
         self._deadlines = deadlines
         self._waits = waits
         self._timer = timer
@@ -120,6 +121,7 @@ class AsyncEnv:
         self._task_id, self._steps_left = task.id, task.max_steps
         payload = {"task": task, "seed": seed, "free": free}
         began = await self._call("reset", self._deadlines.reset_s, payload)
+        self.screen = began.observation
         return began.observation, began.instruction
 
     async def evaluate_start(self) -> Verdict | None:
@@ -134,6 +136,7 @@ class AsyncEnv:
         self._steps_left -= 1
         deadline_s = self._deadlines.of_step(action, last=self._steps_left <= 0)
         stepped: StepResult = await self._call("step", deadline_s, {"action": action})
+        self.screen = stepped.observation
         return stepped
 
     async def evaluate(self) -> Verdict:

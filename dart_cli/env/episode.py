@@ -1,6 +1,5 @@
 """One episode: reset -> (ask the policy -> read its text -> act) ... -> verdict.
 
-    ActionSpec          reads texts as actions, and says what prompts show of earlier steps
     Policy              the protocol of a policy, which answers a screen with a completion: a router, or an
                         engine of this process
     TrajectorySink      the protocol of a sink, which keeps the steps and the end: the data service, or a
@@ -20,13 +19,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from bus.errors import (
     ActionCausedError,
-    ActionError,
     BusError,
     DartError,
     EngineError,
@@ -40,26 +36,13 @@ from bus.messages import (
     StepRecord,
     StopReason,
     TrajectoryEnd,
-    Turn,
 )
-from dart_cli.config.schema import Config
 from dart_cli.env.async_env import QUEUEING, AsyncEnv
 from dart_cli.env.calls import StepResult, sendable
-from dart_cli.language.coordinates import (
-    CoordinateMap,
-    make_coordinate_map,
-    pointer_after,
-    resize_of,
-)
-from dart_cli.language.history import History, Previous, history_of, previous_of
-from dart_cli.language.parsers import make_action_parser
-from dart_cli.language.parsers.base import ActionParser, PointParser, summary_of
-from dart_cli.language.pointer_text import split_text
+from dart_cli.env.step_prompts import ActionSpec, StepPrompts
 from dart_cli.runtime.waits import PhaseTimer
 from envs.contract.actions import Action, Answer, Done, Fail, action_to_dict
 from envs.contract.base import Observation, Task, Verdict
-from envs.contract.blobs import content_hash
-from envs.contract.observed_texts import prompt_text
 
 Phase = Literal["reset", "model", "env", "submit", "over"]
 _COUNTS_AS: dict[Phase, str] = {
@@ -70,9 +53,6 @@ _COUNTS_AS: dict[Phase, str] = {
     "over": "idle",
 }
 
-
-OBSERVE_CHARS = 8000
-"""Most characters of each text beside a screenshot in a prompt; a text that was cut contains a note of it."""
 
 BROKE: frozenset[StopReason] = frozenset({"broken", "environment"})
 """Stop reasons after which the environment is renewed."""
@@ -96,44 +76,6 @@ class TrajectorySink(Protocol):
     async def end(self, end: TrajectoryEnd) -> Ack:
         """Keep the end. All steps have been acknowledged before this call."""
         ...
-
-
-@dataclass(frozen=True)
-class ActionSpec:
-    """The action parser, coordinates and history of a run, which are the same for all of its episodes."""
-
-    action_parser: ActionParser
-    history: History
-    # (width, height) of a screenshot -> its coordinate map
-    coordinate_map_of: Callable[[int, int], CoordinateMap]
-    # How the prompt describes earlier steps; None where its template does not show them.
-    previous: Previous | None = None
-
-    def read(
-        self, text: str, screen: Observation, pointer: tuple[int, int] | None
-    ) -> tuple[Action | None, str]:
-        """Return (action, "") for a text that is an action, else (None, why it is not an action).
-
-        `pointer` is the pixel of the pointer on the screen, None where it is unknown.
-        """
-        try:
-            coordinates = self.coordinate_map_of(screen.width, screen.height)
-            return self.action_parser.parse(text, replace(coordinates, pointer=pointer)), ""
-        except ActionError as error:
-            return None, str(error) or "no action"
-
-
-def action_spec_of(config: Config) -> ActionSpec:
-    """Return the action parser, coordinates and history that a configuration asks for."""
-    policy, resize = config.policy, resize_of(config)
-    return ActionSpec(
-        action_parser=make_action_parser(policy.action_parser),
-        history=history_of(policy),
-        coordinate_map_of=lambda width, height: make_coordinate_map(
-            policy.coordinates, width, height, resize
-        ),
-        previous=previous_of(policy),
-    )
 
 
 def slot_timer() -> PhaseTimer:
@@ -221,13 +163,7 @@ class Episode:
         self._task = task
         self._policy = policy
         self._sink = sink
-        self._action_spec = action_spec
-        self._turns: list[Turn] = []
-        self._actions: list[str] = []  # a summary of each step's action, where prompts show it
-        self._pointer: tuple[int, int] | None = None  # pixel; None until an action has moved it
-        self._hashes: list[str] = []  # hashes of the turns' screenshots, each computed once
-        self._screen_hash = ""
-        self._observed_text = ""  # texts beside the screen that the policy is asked about
+        self._prompts = StepPrompts(action_spec)
         self._screen: Observation | None = None
         self._ack: asyncio.Task[Ack] | None = None  # the submission of the newest step, if pending
         self._began = time.monotonic()
@@ -279,11 +215,9 @@ class Episode:
         if (reason := already_true(self._task, await self._env.evaluate_start())) is not None:
             return "environment", Verdict("invalid", reason)
         for step in range(self.lease.max_steps):
-            self._screen_hash = content_hash(screen.screenshot)
-            self._observed_text = self._text_beside(screen)
             request = self._request(step, instruction, screen)
             completion, model_s = await self._ask(request)
-            action, error = self._action_spec.read(completion.text, screen, self._pointer)
+            action, error = self._prompts.read(completion.text, screen)
             if action is None:
                 await self._submit(
                     record_of(request, screen, completion, None, error, model_s, 0.0)
@@ -296,7 +230,7 @@ class Episode:
             self._screen = stepped.observation
             if (stop := stop_reason_after(action, stepped)) is not None:
                 return await self._evaluate(stop)
-            self._remember(completion, screen)
+            self._prompts.remember(completion, screen)
             screen = self._screen
         return await self._evaluate("step_limit")
 
@@ -308,38 +242,9 @@ class Episode:
             return "broken", Verdict("fail", str(caused))
 
     def _request(self, step: int, instruction: str, screen: Observation) -> ActRequest:
-        sampling = self.lease.sampling
-        return ActRequest(
-            trajectory_id=self.lease.trajectory_id,
-            step=step,
-            instruction=instruction,
-            turns=self._turns,
-            previous=self._previous(),
-            screenshot=screen.screenshot,
-            image_hashes=[*self._hashes, self._screen_hash],
-            width=screen.width,
-            height=screen.height,
-            observed_text=self._observed_text,
-            sampling=sampling.model_copy(update={"seed": sampling.seed + step}),
-        )
-
-    def _previous(self) -> str:
-        """Return the description of the steps that are older than the turns in the prompt."""
-        previous = self._action_spec.previous
-        if previous is None:
-            return ""
-        return previous.text(self._actions[: len(self._actions) - len(self._turns)])
-
-    def _text_beside(self, screen: Observation) -> str:
-        """Return the texts that came with the screenshot, as the prompt shows them."""
-        if not screen.texts:
-            return ""
-        spec = self._action_spec
-
-        def to_model(x: int, y: int) -> tuple[int, int]:
-            return spec.coordinate_map_of(screen.width, screen.height).to_model(x, y)
-
-        return prompt_text(screen.texts, OBSERVE_CHARS, to_model)
+        lease, sampling = self.lease, self.lease.sampling
+        own = sampling.model_copy(update={"seed": sampling.seed + step})
+        return self._prompts.request(lease.trajectory_id, step, instruction, screen, own)
 
     async def _ask(self, request: ActRequest) -> tuple[Completion, float]:
         """Return (completion, seconds). Raises _AbandonedError if the policy does not answer."""
@@ -369,7 +274,7 @@ class Episode:
         reward = None
         try:
             stepped = await self._env.step(action)
-            self._pointer = pointer_after(action, self._pointer)
+            self._prompts.move_pointer(action)
             reward = stepped.reward
         except EnvError as error:
             broken = error
@@ -379,37 +284,6 @@ class Episode:
         if broken is not None:
             raise broken
         return stepped
-
-    def _remember(self, completion: Completion, screen: Observation) -> None:
-        """Add a step to the turns and descriptions that later prompts show."""
-        history = self._action_spec.history
-        if self._action_spec.previous is not None:
-            self._actions.append(summary_of(self._action_spec.action_parser, completion.text))
-        text = self._action_spec.action_parser.as_history(completion.text)
-        token_ids = completion.sampled.token_ids
-        if history.evicts and token_ids:
-            # Only the sampled tokens themselves extend the prompt that they were sampled for.
-            text = completion.text
-        elif text != completion.text and not self._differs_in_points_only(text, completion):
-            token_ids = []  # the history shows another text than the sampled one
-        turn = Turn(
-            text=text,
-            screenshot=screen.screenshot,
-            token_ids=token_ids,
-            observed_text=self._observed_text,
-        )
-        # A screenshot that the history hides now stays hidden, so it need not be kept.
-        self._turns = history.visible([*self._turns, turn])
-        image_count = sum(turn.screenshot is not None for turn in self._turns)
-        hashes = [*self._hashes, self._screen_hash]
-        self._hashes = hashes[len(hashes) - image_count :]
-
-    def _differs_in_points_only(self, text: str, completion: Completion) -> bool:
-        """Return True if the policy used its pointing head, and `text` differs only in written points."""
-        action_parser = self._action_spec.action_parser
-        if not completion.sampled.patches or not isinstance(action_parser, PointParser):
-            return False
-        return split_text(action_parser, text)[0] == split_text(action_parser, completion.text)[0]
 
     async def _submit(self, record: StepRecord) -> None:
         """Begin to submit the step; the episode goes on meanwhile. Steps are sent one at a time, in order."""

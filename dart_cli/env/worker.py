@@ -27,9 +27,10 @@ from dart_cli.config.schema import Config
 from dart_cli.env.async_env import QUEUEING, make_async_env
 from dart_cli.env.carriers import stuck
 from dart_cli.env.data_client import DataClient
-from dart_cli.env.episode import BROKE, ActionSpec, Episode, action_spec_of, slot_timer
+from dart_cli.env.episode import BROKE, Episode, slot_timer
 from dart_cli.env.peers import connected
 from dart_cli.env.router import RolloutRouter
+from dart_cli.env.step_prompts import ActionSpec, action_spec_of
 from dart_cli.runtime.waits import as_gauges
 from envs.contract.registry import find_task
 

@@ -20,13 +20,13 @@ from pydantic import ValidationError
 
 from bus.errors import EngineError, EnvError, UserError, first_line
 from bus.messages import Judgement
+from dart_cli.chat.server import MOST_FAILED
 from dart_cli.config.rules import broken_rules
 from dart_cli.config.rules.policy import JUDGE
 from dart_cli.config.schema import Config, EnvConfig, JudgeConfig
 from dart_cli.data.store.open import open_store
 from dart_cli.data.store.rows import TrajectoryRow
 from dart_cli.data.store.writer import Store
-from dart_cli.judge.chat import MOST_FAILED
 from dart_cli.judge.evidence import Evidence
 from dart_cli.judge.judge import Judge, JudgeLimits
 from dart_cli.runtime.background import run_until_stopped

@@ -17,14 +17,9 @@ from typing import Any, Literal
 from PIL import Image
 
 from bus.errors import ActionError, EngineError, EnvError
-from dart_cli.judge.chat import without_fence
+from dart_cli.chat.server import Messages, without_fence
 from dart_cli.language.thoughts import reply_of, reply_starts
 from envs.contract.screenshots import as_seen
-
-Part = str | bytes
-"""A part of a message: a text, or an encoded image."""
-Messages = list[tuple[Literal["system", "user", "assistant"], list[Part]]]
-"""(role, parts) of each message."""
 
 AnswerKind = Literal["verdict", "score"]
 
@@ -99,7 +94,7 @@ def messages(evidence: Evidence, kind: AnswerKind) -> Messages:
     """Return the prompt; no image has a side longer than IMAGE_SIZE. Raises EnvError for a broken image."""
     lines = _shortened(evidence.actions)
     actions = "\n".join(lines) if lines else "none"
-    parts: list[Part] = [
+    parts: list[str | bytes] = [
         f"The task:\n{evidence.instruction}\n\nThe agent's actions, in order:\n{actions}"
     ]
     for title, screen in evidence.screens():

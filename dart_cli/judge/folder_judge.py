@@ -6,11 +6,10 @@ import asyncio
 
 from bus.errors import EngineError
 from bus.messages import ChatMessage, ChatPart, Sampling
+from dart_cli.chat.server import ChatReply, Messages
 from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.hardware.device import pick_device
-from dart_cli.judge.chat import ChatReply
-from dart_cli.judge.evidence import Messages
 from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
 

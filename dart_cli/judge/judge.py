@@ -19,21 +19,21 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 from weakref import WeakKeyDictionary
 
-from bus.errors import DartError, EngineError, ModelError, UserError, first_line
+from bus.errors import DartError, ModelError, UserError, first_line
 from bus.messages import Judgement
+from dart_cli.chat.asking import answer, ask_again
+from dart_cli.chat.server import ChatReply, ChatServer, Messages, Sampled, SettingNames, chat_server
 from dart_cli.config.model_folder import resolve
 from dart_cli.config.schema import JudgeConfig
-from dart_cli.judge.chat import ChatReply, ChatServer, SettingNames, chat_server, image_part
 from dart_cli.judge.evidence import (
     IMAGE_SIZE,
     PROMPT,
     Answer,
     AnswerError,
     Evidence,
-    Messages,
     complaint,
     messages,
     parse_answer,
@@ -46,7 +46,6 @@ logger = logging.getLogger(__name__)
 
 Purpose = Literal["missing", "check", "later"]
 
-LONGEST_PAUSE_S = 30.0
 MOST_QUESTIONS = 2
 """Most times that a judge is asked about an episode if it writes texts that are not answers."""
 MOST_TOKENS = 1024
@@ -206,23 +205,20 @@ class Judge:
 
     async def _reply(self, backend: JudgeBackend, prompt: Messages, costs: _Costs) -> str:
         """Return the text of an answer; after a failure, pause and ask again."""
-        for attempt in range(1, backend.attempts + 1):
+
+        async def ask() -> ChatReply:
             costs.calls += 1
-            try:
-                reply = await backend.ask(prompt, MOST_TOKENS)
-            except EngineError as error:
-                if attempt == backend.attempts:
-                    raise EngineError(
-                        f"no answer to {attempt} {'request' if attempt == 1 else 'requests'}; the last: {error}"
-                    ) from None
-                pause_s = min(LONGEST_PAUSE_S, self.limits.back_off_s * 2 ** (attempt - 1))
-                logger.debug("judge %s, attempt %d: %s", self.name, attempt, error)
-                await asyncio.sleep(pause_s)
-            else:
-                costs.prompt_tokens += reply.prompt_tokens
-                costs.completion_tokens += reply.completion_tokens
-                return reply.text
-        raise AssertionError
+            return await backend.ask(prompt, MOST_TOKENS)
+
+        reply = await ask_again(
+            ask,
+            attempts=backend.attempts,
+            back_off_s=self.limits.back_off_s,
+            name=f"judge {self.name}",
+        )
+        costs.prompt_tokens += reply.prompt_tokens
+        costs.completion_tokens += reply.completion_tokens
+        return reply.text
 
     def _judgement(self, use: Purpose, costs: _Costs, answer: Answer | str) -> Judgement:
         """Return an answer, or the reason why there is none, as a Judgement."""
@@ -287,27 +283,7 @@ class ChatBackend:
 
     async def ask(self, messages: Messages, max_tokens: int) -> ChatReply:
         """See JudgeBackend."""
-        chat = await asyncio.to_thread(_as_chat, messages)
-        try:
-            async with asyncio.timeout(self._server.answer_s):
-                return await in_daemon_thread(lambda: self._server.ask(chat, max_tokens=max_tokens))
-        except TimeoutError:
-            raise EngineError(
-                f"{self._server.url}: no answer in {self._server.answer_s:g} s"
-            ) from None
+        return await answer(self._server, messages, Sampled(max_tokens))
 
     async def close(self) -> None:
         """Do nothing: there is nothing to free."""
-
-
-def _as_chat(messages: Messages) -> list[dict[str, Any]]:
-    return [{"role": role, "content": _content(parts)} for role, parts in messages]
-
-
-def _content(parts: list[str | bytes]) -> str | list[dict[str, Any]]:
-    if len(parts) == 1 and isinstance(parts[0], str):
-        return parts[0]  # servers without vision take system messages only in this form
-    return [
-        {"type": "text", "text": part} if isinstance(part, str) else image_part(part)
-        for part in parts
-    ]

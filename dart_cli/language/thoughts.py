@@ -6,10 +6,12 @@ closed_thought    returns a thought as a model learns to write it after a prompt
 drop_opening_tag  removes the opening tag from a completion whose prompt has the tag already
 reply_starts      returns where the reply may begin in a completion, since markup in a thought is not read
 reply_of          returns the reply of a completion, without its thought
+thought_and_words returns the thought of a completion, and the words before its call, in any action language
 """
 
 from __future__ import annotations
 
+import json
 import re
 
 from bus.errors import ActionError
@@ -17,6 +19,14 @@ from bus.errors import ActionError
 _TAGS = re.compile(r"<(?=/?think(?:ing)?>)")
 _BEGIN = re.compile(r"\s*<(think(?:ing)?)>\n?")
 _OPEN = re.compile(r"<think(?:ing)?>(?!.*</think(?:ing)?>)", re.DOTALL)
+_CALL = re.compile(
+    r"<tool_call>|<action>|```|<\|begin_of_box\|>|^(?:Action:[ \t]*)?[a-z_+]+\(", re.MULTILINE
+)
+"""Where a call begins, in the action languages of dart_cli/language/parsers."""
+_LABEL = re.compile(
+    r"^\s*#*\s*(?:Thought|Action|Code|Step \d+):[ \t]*|</?operation>", re.MULTILINE | re.IGNORECASE
+)
+"""The names of sections before a call."""
 _CLOSE = re.compile(r"</think(?:ing)?>\s*")
 
 
@@ -72,3 +82,30 @@ def reply_starts(text: str) -> list[int]:
 def reply_of(text: str) -> str:
     """Return the text after its thought, if there is one. Raises ActionError as `reply_starts` does."""
     return text[reply_starts(text)[-1] :]
+
+
+def thought_and_words(text: str) -> tuple[str, str]:
+    """Return (thought, words): the thought in its tags, and what the reply says before its call.
+
+    Either may be empty. The names of sections, such as `Thought:`, are left out.
+    """
+    try:
+        start = reply_starts(text)[-1]
+    except ActionError:
+        return "", ""
+    reply = text[start:]
+    call = _CALL.search(reply)
+    words = _LABEL.sub("", reply[: call.start()]) if call else ""
+    if reply.lstrip().startswith("{"):
+        words = _in_object(reply)
+    thought = re.sub(r"</?think(?:ing)?>", "", text[:start])
+    return thought.strip(), re.sub(r"\n\s*\n", "\n", words).strip()
+
+
+def _in_object(reply: str) -> str:
+    """Return the `thought` of a reply that is a JSON object; "" if it has none."""
+    try:
+        thought = json.loads(reply).get("thought")
+    except (ValueError, RecursionError, AttributeError):
+        return ""
+    return thought if isinstance(thought, str) else ""

@@ -37,7 +37,8 @@ from bus.packed import int32s
 from dart_cli.config.schema import Config, EnvConfig
 from dart_cli.env.async_env import AsyncEnv, make_async_env
 from dart_cli.env.carriers import stuck
-from dart_cli.env.episode import BROKE, ActionSpec, Policy, action_spec_of, play_episode
+from dart_cli.env.episode import BROKE, Policy, play_episode
+from dart_cli.env.step_prompts import ActionSpec, action_spec_of
 from dart_cli.runtime.waits import OpenWaits
 from envs.contract.actions import Click
 from envs.contract.base import Task

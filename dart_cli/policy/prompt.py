@@ -2,6 +2,7 @@
 
     PromptRenderer.render            renders a RenderedPrompt: token ids with all placeholders, and the images
     PromptRenderer.render_messages   renders the messages of another program, and adds nothing to them
+    PromptRenderer.chat              returns the messages for a server that has the chat template itself
     make_renderer                    makes the renderer of a configuration
     part_order_of                    returns where the prompts of a configuration have the instruction
     date_of                          writes a date as prompts tell it
@@ -29,7 +30,8 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from bus.errors import ModelError, PromptError
-from bus.messages import ChatMessage, ChatPart, Turn
+from bus.messages import ActRequest, ChatMessage, ChatPart, Turn
+from dart_cli.chat.server import Messages as ChatMessages
 from dart_cli.config.schema import PolicyConfig
 from dart_cli.language.history import PREVIOUS, SCREEN, ScreenTexts, screen_texts_of
 from dart_cli.language.parsers import point_parser
@@ -247,6 +249,35 @@ class PromptRenderer:
         tokenise = self._tokenise_uncached if is_long else self._tokenise
         compact = tokenise(instruction, tuple(map(self._past, turns)), observed_text, previous)
         return self._expanded(compact, images, image_hashes)
+
+    def chat(self, request: ActRequest) -> ChatMessages:
+        """Return the prompt as messages of plain text and images, past replies as they were written."""
+        images = iter(
+            [turn.screenshot for turn in request.turns if turn.screenshot is not None]
+            + [request.screenshot]
+        )
+        replies = iter(turn.text for turn in request.turns)
+        messages = self._messages(
+            request.instruction,
+            tuple(map(self._past, request.turns)),
+            request.observed_text,
+            request.previous,
+        )
+
+        def part(part: dict[str, str]) -> str | bytes:
+            return next(images) if part == _IMAGE else part["text"].replace(CUT, "")
+
+        chat: ChatMessages = []
+        for message in messages:
+            content = message["content"]
+            if content == SLOT:
+                chat.append(("assistant", [next(replies)]))
+            elif isinstance(content, str):
+                chat.append((message["role"], [content.replace(CUT, "")]))
+            else:
+                parts = [part(each) for each in content]
+                chat.append((message["role"], [each for each in parts if each] or [""]))
+        return chat
 
     def closed_thought(self, thought: str = "") -> str:
         """Return the thought and its closing tag, with which a learned reply begins after an opened thought.

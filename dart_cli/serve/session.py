@@ -39,7 +39,8 @@ from bus.messages import (
 )
 from dart_cli.env.calls import sendable
 from dart_cli.env.data_client import DataClient
-from dart_cli.env.episode import ActionSpec, Policy, record_of
+from dart_cli.env.episode import Policy, record_of
+from dart_cli.env.step_prompts import ActionSpec
 from dart_cli.language.coordinates import pointer_after
 from dart_cli.runtime.waits import PhaseTimer
 from dart_cli.serve.errors import ApiError, invalid, unavailable

@@ -28,8 +28,9 @@ from bus.messages import LeaseRequest, Sampling
 from dart_cli.config import endpoints
 from dart_cli.config.schema import TRAIN_SEEDS, Config
 from dart_cli.env.data_client import DataClient
-from dart_cli.env.episode import Policy, action_spec_of, slot_timer
+from dart_cli.env.episode import Policy, slot_timer
 from dart_cli.env.router import RolloutRouter
+from dart_cli.env.step_prompts import action_spec_of
 from dart_cli.runtime.waits import as_gauges
 from dart_cli.serve.errors import ApiError, invalid, unavailable
 from dart_cli.serve.requests import ChatRequest, Opening

@@ -12,7 +12,7 @@ from dart_cli.collect.quotas import Quota
 from dart_cli.config.schema import Config
 from dart_cli.data.exchange.parquet_schema import Trajectory
 from dart_cli.engines.base import PromptEncoder, Responder
-from dart_cli.env.episode import action_spec_of
+from dart_cli.env.step_prompts import action_spec_of
 from dart_cli.policy.forward import image_features, logits, masked_logprobs
 from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer

@@ -103,7 +103,9 @@ def test_settings_that_nothing_reads_are_told_with_what_reads_them() -> None:
 def test_every_key_of_a_rule_is_one_of_the_schema() -> None:
     keys = [key for reader in READERS for key in reader.keys]
     keys += [rule.key for table in TABLES for rule in table.rows]
-    full = Config.model_validate({"model": {"lora": {}}, "env": {"judge": {}}})
+    full = Config.model_validate(
+        {"model": {"lora": {}}, "env": {"judge": {}}, "teacher": {"policy": {}}}
+    )
     for key in keys:
         section, _, name = key.rpartition(".")
         assert hasattr(value_of(full, section), name), key

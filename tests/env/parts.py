@@ -23,7 +23,7 @@ from bus.messages import (
 )
 from dart_cli.env.async_env import AsyncEnv, Deadlines
 from dart_cli.env.carriers import ThreadedEnv
-from dart_cli.env.episode import ActionSpec
+from dart_cli.env.step_prompts import ActionSpec
 from dart_cli.language.coordinates import CoordinateMap, make_coordinate_map
 from dart_cli.language.history import History
 from dart_cli.language.parsers import make_action_parser

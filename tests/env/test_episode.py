@@ -16,8 +16,9 @@ from bus.messages import Ack, ActRequest, Completion, SampledTokens, StepRecord
 from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.scripted import Script, ScriptedEngine
-from dart_cli.env import episode
-from dart_cli.env.episode import OBSERVE_CHARS, Episode, play_episode
+from dart_cli.env import step_prompts
+from dart_cli.env.episode import Episode, play_episode
+from dart_cli.env.step_prompts import OBSERVE_CHARS
 from dart_cli.language.history import History, Previous
 from dart_cli.language.parsers import make_action_parser
 from dart_cli.player.episodes import InProcessPolicy
@@ -311,7 +312,7 @@ async def test_each_screenshot_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -
         hashed.append(blob)
         return content_hash(blob)
 
-    monkeypatch.setattr(episode, "content_hash", counted)
+    monkeypatch.setattr(step_prompts, "content_hash", counted)
     player, sink, policy = threaded(mini), Memory(), Says("wait()")
     await play_episode(
         player, lease(max_steps=4), MENU, policy, sink, action_spec(images=3, turns=3)

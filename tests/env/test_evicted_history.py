@@ -24,7 +24,8 @@ from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.scripted import Script, ScriptedEngine
 from dart_cli.env.calls import StepResult
-from dart_cli.env.episode import action_spec_of, play_episode
+from dart_cli.env.episode import play_episode
+from dart_cli.env.step_prompts import action_spec_of
 from dart_cli.language import history
 from dart_cli.player.episodes import InProcessPolicy
 from dart_cli.policy.forward import rope_positions

@@ -19,10 +19,10 @@ from dart_cli.judge.evidence import Answer
 from dart_cli.judge.judge import Judge, JudgeLimits
 from envs.contract.base import GuiEnv, Observation, Verdict
 from envs.contract.registry import find_task
+from tests.chat.chat_server import Says as Answers
+from tests.chat.chat_server import chat
 from tests.env.parts import Memory, Oracle, RecordedWaits, Says, action_spec, lease, mini
 from tests.env.unruly_suite import SCREEN
-from tests.judge.chat_server import Says as Answers
-from tests.judge.chat_server import chat
 from tests.waiting import until
 
 MENU = find_task("mini", "mini/menu")

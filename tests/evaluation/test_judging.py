@@ -20,9 +20,9 @@ from dart_cli.cli.main import main
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.evaluation.judging import JudgeOptions, judge_run
 from dart_cli.judge.judge import JudgeLimits
+from tests.chat.chat_server import Says, chat
 from tests.data import parts
 from tests.data.parts import Clock, make_ledger, play_group, small_config
-from tests.judge.chat_server import Says, chat
 
 PASS, FAIL = '{"verdict": "pass", "reason": "it is done"}', '{"verdict": "fail"}'
 

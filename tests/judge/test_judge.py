@@ -19,8 +19,8 @@ from dart_cli.config.schema import JudgeConfig
 from dart_cli.judge import judge as judge_module
 from dart_cli.judge.evidence import Answer, Evidence, shrunk
 from dart_cli.judge.judge import Judge, JudgeLimits, Purpose, name_of
+from tests.chat.chat_server import Says, chat
 from tests.config.model_parts import write_model
-from tests.judge.chat_server import Says, chat
 from tests.waiting import PATIENCE_S
 
 

@@ -225,8 +225,10 @@ def test_a_solution_that_no_policy_sampled_ends_the_thought_first(
         height=168,
         sampling=Sampling(temperature=1.0, max_tokens=9, seed=0),
     )
-    sampled = PolicyPromptEncoder(policy, renderer).encode_completion("wait()", request)
-    assert policy.decode(sampled.token_ids) == renderer.closed_thought() + "wait()"
+    encoder = PolicyPromptEncoder(policy, renderer)
+    text = encoder.closed_thought("Why?") + "wait()"
+    sampled = encoder.encode_completion(text, request)
+    assert policy.decode(sampled.token_ids) == renderer.closed_thought("Why?") + "wait()"
     assert bool(renderer.closed_thought()) == (thinking in OPEN)
 
 

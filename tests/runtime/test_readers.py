@@ -29,7 +29,7 @@ KEYS = [
     for key, its in kind.model_fields.items()
     if not inner_section(its.annotation)
 ]
-VERBS = {"eval", "up", "tune"}
+VERBS = {"eval", "up", "tune", "data collect"}
 
 NOT_IN_A_SMALL_RUN = {
     "data": {

@@ -4,6 +4,7 @@ policy    rules of [model], [policy], [env.judge] and the engines
 learning  rules of [data], [train], [eval], [tune]
 machine   rules of [run], [bus], [weights], [up]: places, sockets, GPUs
 tasks     rules of [env] and of the lists of tasks
+teacher   rules of [teacher]
 check     all rules together: `check_config`, `find_mistakes`, `unread`
 
 Every command refuses a configuration that breaks a rule, before it starts anything; `--dry-run` and `dart

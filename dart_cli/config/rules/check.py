@@ -21,6 +21,7 @@ from dart_cli.config.rules import (
     machine,
     policy,
     tasks,
+    teacher,
     value_of,
 )
 from dart_cli.config.schema import Config
@@ -52,11 +53,14 @@ TABLES: tuple[Table, ...] = (
     policy.OWN_ENGINE,
     policy.OWN_LEARNER,
     policy.VLLM,
+    teacher.TEACHER,
 )
 
 
 def check_config(
-    config: Config, source: Source | None = None, role: Role | Literal["tune"] | None = None
+    config: Config,
+    source: Source | None = None,
+    role: Role | Literal["tune", "teacher"] | None = None,
 ) -> None:
     """Raise ConfigError for the first broken rule of one role, or, for None, of all processes of `dart up`.
 
@@ -67,7 +71,9 @@ def check_config(
         raise ConfigError(f"{mistake} {source.cite(mistake.subject)}" if source else str(mistake))
 
 
-def find_mistakes(config: Config, role: Role | Literal["tune"] | None = None) -> Iterator[Finding]:
+def find_mistakes(
+    config: Config, role: Role | Literal["tune", "teacher"] | None = None
+) -> Iterator[Finding]:
     """Yield every broken rule of a role (None: of `dart up`), the cheapest to check first."""
     roles = _of_up(config) if role is None else frozenset((role,))
     for table in TABLES:

@@ -303,11 +303,8 @@ def _judge(config: Config) -> JudgeConfig:
     return config.env.judge or JudgeConfig(model="builtin:tiny")
 
 
-def _url_problem(config: Config) -> str:
-    """Return why `env.judge.url` is no base URL; empty if it is one or is unset."""
-    url = _judge(config).url
-    if not url:
-        return ""
+def url_problem(url: str, key_variable: str) -> str:
+    """Return why `url` is no base URL of a chat API; empty if it is one. `key_variable` is the key's key."""
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -316,9 +313,7 @@ def _url_problem(config: Config) -> str:
     if not is_url:
         return f"must be a base URL such as http://localhost:8000/v1, got {url!r}"
     if parts.username or parts.password or parts.query or parts.fragment:
-        return (
-            "must have no user, key or query; the key is read from the variable env.judge.key_env"
-        )
+        return f"must have no user, key or query; the key is read from the variable {key_variable}"
     return ""
 
 
@@ -340,7 +335,11 @@ JUDGE = Table(
             lambda c: not _judge(c).url and model_problem(_judge(c).model),
             "{detail}; or set env.judge.url for a model behind a server",
         ),
-        Rule("env.judge.url", _url_problem, "{detail}"),
+        Rule(
+            "env.judge.url",
+            lambda c: _judge(c).url and url_problem(_judge(c).url, "env.judge.key_env"),
+            "{detail}",
+        ),
         Rule(
             "env.judge.key_env",
             lambda c: (

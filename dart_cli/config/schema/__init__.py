@@ -20,6 +20,7 @@ Each module has the sections of its name. Import them from here:
     eval           [eval]
     serve          [serve]
     tune           [tune]
+    teacher        [teacher], [teacher.policy]
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from dart_cli.config.schema.model_policy import (
 from dart_cli.config.schema.rollout import MODEL_ENGINES, RolloutConfig
 from dart_cli.config.schema.run_bus_up import BusConfig, RunConfig, UpConfig
 from dart_cli.config.schema.serve import ServeConfig
+from dart_cli.config.schema.teacher import TeacherConfig
 from dart_cli.config.schema.train import KEEP_CHECKPOINTS, LEAST_RATE, TrainConfig
 from dart_cli.config.schema.tune import TuneConfig
 from dart_cli.config.schema.vllm import VllmConfig
@@ -68,6 +70,7 @@ __all__ = [
     "RolloutConfig",
     "RunConfig",
     "Section",
+    "TeacherConfig",
     "TrainConfig",
     "TuneConfig",
     "UpConfig",
@@ -96,6 +99,7 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
     up: UpConfig = UpConfig()
     tune: TuneConfig = TuneConfig()
+    teacher: TeacherConfig = TeacherConfig()
 
 
 def section_types() -> dict[str, type[Section]]:

@@ -99,7 +99,7 @@ COLUMNS: dict[str, Column] = {
     "task_id": Column("string"),
     "task_seed": Column("int64"),
     "instruction": Column("string", optional=True),
-    "source": Column("string", optional=True),  # oracle, demonstration, online, imported
+    "source": Column("string", optional=True),  # oracle, demonstration, teacher, online, imported
     "origin": Column("string", optional=True),
     "outcome": Column("string"),
     "reward": Column("float64", optional=True),  # in [0, 1]; if absent, 1 for pass and 0 for fail

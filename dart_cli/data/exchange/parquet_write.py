@@ -1,8 +1,9 @@
 """Write trajectories to a folder of Parquet files, which appears whole or not at all.
 
-write_folder   opens a temporary folder, which gets its name when it is complete
-Shards         the folder's files, to which trajectories are added one at a time
-rows_of        returns the rows of a trajectory, one for each step
+write_folder      opens a temporary folder, which gets its name when it is complete
+refuse_existing   raises the error for a folder that exists already
+Shards            the folder's files, to which trajectories are added one at a time
+rows_of           returns the rows of a trajectory, one for each step
 """
 
 from __future__ import annotations
@@ -115,6 +116,13 @@ class Shards:
 _IMAGES = [name for name, column in COLUMNS.items() if column.kind == "image"]
 
 
+def refuse_existing(folder: Path) -> None:
+    """Raise ExchangeError if the folder exists and is not empty, MissingPartError without pyarrow."""
+    pyarrow_modules()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ExchangeError(f"{folder} exists already; remove it, or choose another folder")
+
+
 @contextmanager
 def write_folder(
     folder: Path, about: Mapping[str, Any], shard_bytes: int = SHARD_BYTES
@@ -125,9 +133,7 @@ def write_folder(
 
     Raises ExchangeError if the folder exists and is not empty, MissingPartError without pyarrow.
     """
-    pyarrow_modules()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ExchangeError(f"{folder} exists already; remove it, or choose another folder")
+    refuse_existing(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))

@@ -98,9 +98,9 @@ class TrajectoryRow:
     counted: int = 0  # 1 if its outcome counts for its task's success; see dart_cli.data.groups
 
 
-PoolSource = Literal["oracle", "demonstration", "online", "imported"]
-"""Who played a success: the task's own solution, a person or a hinted policy, this run's policy, or another
-run."""
+PoolSource = Literal["oracle", "demonstration", "teacher", "online", "imported"]
+"""Who played a success: the task's own solution, a person or a hinted policy, a better model, this run's
+policy, or another run."""
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ CREATE TABLE pool (
     suite TEXT NOT NULL,
     task_id TEXT NOT NULL,
     task_seed INTEGER NOT NULL,
-    source TEXT NOT NULL,                -- oracle, demonstration, online, imported
+    source TEXT NOT NULL,                -- oracle, demonstration, teacher, online, imported
     steps INTEGER NOT NULL,
     has_logprobs INTEGER NOT NULL,       -- 1 if its behaviour log-probabilities are known
     origin TEXT NOT NULL,                -- the run id and trajectory that it comes from, or empty

@@ -1,0 +1,115 @@
+"""Rules about the model that plays for the policy to learn from: of [teacher] and [teacher.policy]."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from bus.errors import ConfigError
+from bus.temperatures import MIN_TEMPERATURE
+from dart_cli.config.model_folder import model_problem as folder_problem
+from dart_cli.config.rules import Rule, Table, broken_rules, policy
+from dart_cli.config.schema import Config
+from dart_cli.config.teacher import lacks_family, teacher_config, teachers_words
+
+
+def _without_url(config: Config, key: str) -> bool:
+    """Return True if a key that is for servers is set, and there is no server."""
+    return not config.teacher.url and bool(getattr(config.teacher, key))
+
+
+def _temperature_problem(config: Config) -> bool:
+    temperature = config.teacher.temperature
+    return temperature is not None and 0 < temperature < MIN_TEMPERATURE
+
+
+def _model_problem(config: Config) -> str:
+    """Return the first broken rule of the teacher as a model of its own; empty if there is none."""
+    try:
+        own = teacher_config(config)
+    except ConfigError as error:
+        return str(error)
+    tables = [policy.POLICY, policy.SCREENS]
+    if not config.teacher.url:
+        tables = [policy.MODEL, policy.OWN_ENGINE, policy.VLLM, *tables]
+    for table in tables:
+        if table.when(own):
+            for finding in broken_rules(table, own):
+                return teachers_words(str(finding))
+    return ""
+
+
+def _screens_problem(config: Config) -> bool:
+    """Return True if the sizes of the teacher's screens are needed and no folder has them."""
+    try:
+        own = teacher_config(config)
+    except ConfigError:  # another rule reports it
+        return False
+    return bool(own.policy.coordinates == "resized" and not config.teacher.model)
+
+
+TEACHER = Table(
+    (
+        Rule(
+            "teacher.model",
+            lambda c: not c.teacher.is_set,
+            "is empty: which model plays? Set it to a model folder, or set teacher.url and teacher.name",
+            ends=True,
+        ),
+        Rule(
+            "teacher.model",
+            lambda c: not c.teacher.url and folder_problem(c.teacher.model),
+            "{detail}",
+            ends=True,
+        ),
+        Rule(
+            "teacher.url",
+            lambda c: c.teacher.url and policy.url_problem(c.teacher.url, "teacher.key_env"),
+            "{detail}",
+        ),
+        Rule(
+            "teacher.name",
+            lambda c: c.teacher.url and not c.teacher.name,
+            "is empty; set it to the model's name at the server",
+            ends=True,
+        ),
+        *(
+            Rule(
+                f"teacher.{key}",
+                partial(_without_url, key=key),
+                "belongs to teacher.url; a model folder needs none, leave it out",
+            )
+            for key in ("name", "key_env", "budget_requests", "budget_tokens")
+        ),
+        Rule(
+            "teacher.key_env",
+            lambda c: (
+                c.teacher.url
+                and c.teacher.key_env
+                and not os.environ.get(c.teacher.key_env, "").strip()
+            ),
+            "names {teacher.key_env}: no such environment variable, or it is empty",
+        ),
+        Rule(
+            "teacher.temperature",
+            _temperature_problem,
+            f"must be 0 or >= {MIN_TEMPERATURE:g}, got {{value}}",
+        ),
+        Rule(
+            "teacher.policy.family",
+            lacks_family,
+            "is unset: a server does not show the family of its model; set it (docs/families.md), or "
+            "teacher.model to the model's folder",
+            ends=True,
+        ),
+        Rule(
+            "teacher.policy.coordinates",
+            _screens_problem,
+            '= "resized" needs the sizes of the teacher\'s preprocessor; set teacher.model to a folder with '
+            "its config.json and preprocessor_config.json",
+            ends=True,
+        ),
+        Rule("teacher.model", _model_problem, "cannot play: {detail}"),
+    ),
+    ("teacher",),
+)
