@@ -27,8 +27,8 @@ VOCABULARY = 4096
 CALL_PIECES = ("><", "></", "]</", ">[", "=a", "=com", "=status")
 """Tokens of Qwen's published vocabulary that can join the tags of an XML call.
 
-They are chosen: no prompt of dart contains them, and without them the calls cannot be split into tokens that
-all differ (spellings.py). The 151,643 tokens in dashscope 2.0.2's qwen.tiktoken have them and many others.
+They are chosen: dart's prompts make no tokens of them, and without them the tokenizer splits no call into
+tokens that all differ (spellings.py). The tokens in qwen.tiktoken of dashscope 2.0.2 include them.
 """
 
 _PIECES = (

@@ -6,10 +6,10 @@
     distinct_steps   finds a way in tokens of which none occurs twice
 
 The language model of a smoke test decides by its last token what follows, so no token may occur twice in a
-text. In an XML call the word `parameter` occurs four times, but as `parameter`, `param` `eter`, `para` `meter`
-and `par` `ame` `ter`, and the > behind it as `>`, `>` with one or two line ends, and `><`. A way is the
-cheapest one over the places, and tokens that it has twice become dearer until it has none. Where a tokenizer
-leaves a choice, the first rounds find it; that there is none is never proved.
+text. An XML call has the word `parameter` four times, which can be written as `parameter`, `param` `eter`,
+`para` `meter` and `par` `ame` `ter`, and the > behind it as `>`, `><`, or `>` and one or two line ends. The
+search takes the cheapest way over the places, and makes the tokens that it has twice dearer until it has none
+twice. It does not prove that there is no way.
 """
 
 from __future__ import annotations
