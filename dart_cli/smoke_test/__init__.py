@@ -5,6 +5,7 @@
     published_model_files  the small files of a model whose folder is not here
     miniature_model        the user's model with about a thousandth of its parameters
     token_chain            weights that make the miniature write actions in the user's action language
+    spellings              texts that mean one action, in tokens that all differ
     coin_suite             a suite whose verdicts are decided by a coin, so that groups have a gradient
     time_budget            the time of a smoke test, and how much of a run fits into it
     pass_timer             measures a pass of the model on this machine

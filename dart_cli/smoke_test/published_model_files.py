@@ -24,6 +24,13 @@ from dart_cli.config.schema import Config
 VOCABULARY = 4096
 """Tokens of the tokenizer, without the special ones."""
 
+CALL_PIECES = ("><", "></", "]</", ">[", "=a", "=com", "=status")
+"""Tokens of Qwen's published vocabulary that can join the tags of an XML call.
+
+They are chosen: dart's prompts make no tokens of them, and without them the tokenizer splits no call into
+tokens that all differ (spellings.py). The tokens in qwen.tiktoken of dashscope 2.0.2 include them.
+"""
+
 _PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -144,7 +151,7 @@ def write_published_files(config: Config, folder: Path) -> str:
 
 
 def _tokenizer(config: Config) -> PreTrainedTokenizerFast:
-    """Train the tokenizer on the prompts that dart ships and on the configuration's."""
+    """Train the tokenizer on the prompts that dart ships, on the configuration's, and on CALL_PIECES."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -157,6 +164,7 @@ def _tokenizer(config: Config) -> PreTrainedTokenizerFast:
     texts += [config.policy.template, config.policy.system_prompt]
     call = {"name": "x", "arguments": {"action": "x", "coordinate": [1, 2]}}
     texts.append(json.dumps(call, separators=(",", ":")))
+    texts += CALL_PIECES
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),

@@ -7,36 +7,28 @@
 A model with random weights writes noise, which ends each episode at its first step, so that neither history
 nor environments would be tested. A chain needs no training: for each token one neuron recognises its
 embedding, and adds the embeddings of the tokens that may follow. Only the last token decides what follows,
-so no token may occur twice in a text. There are many ways to split a text into tokens, and one is searched
-for in which all tokens differ.
+so no token may occur twice in a text: spellings.py finds such texts.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 import torch
 
-from bus.errors import ActionError
 from dart_cli.language.coordinates import CoordinateMap
-from dart_cli.language.parsers.base import ActionParser, PointParser
-from dart_cli.language.pointer_text import split_text
+from dart_cli.language.parsers.base import ActionParser
 from dart_cli.policy.loader import LoadedPolicy
+from dart_cli.smoke_test.spellings import Step, distinct_steps, read, spellings_of
 from envs.contract.actions import Action, Click, Done
 
-LONGEST = 24
-"""Most characters of a token in the search."""
-MOST_TRIES = 2000
-"""Most tokens that the search in one text tries."""
 PLACES = 100
+"""Number of places on the screen of which clicks are taken."""
+CLICKS = 6
 """Number of clicks that are tried until the tokens of one allow a chain."""
-MOST_SPACES = 6
-"""Most spaces of a text that are left out in all combinations."""
 CHOICES = 3
 """Most digits that may occur in the same place."""
 SHARPNESS = 40.0
@@ -47,9 +39,6 @@ END_PROBABILITY = 0.2
 """Probability that a written action ends its episode."""
 ADDED_LENGTH = 4.0
 """Length of the vector that a neuron adds, relative to the vector that it is added to."""
-
-Piece = str | tuple[int, ...]
-"""A part of a text: characters that are to be split into tokens, or tokens that replace it."""
 
 
 @dataclass
@@ -62,8 +51,6 @@ class TokenChain:
     """Token -> tokens that may follow it."""
     ending: set[int] = field(default_factory=set)
     """First tokens of the actions that end the episode."""
-    _before: dict[int, str] = field(default_factory=dict)  # token -> text up to its end
-    _rest: dict[int, str] = field(default_factory=dict)  # token -> text behind it
 
     @property
     def tokens(self) -> list[int]:
@@ -71,18 +58,14 @@ class TokenChain:
         followers = (token for tokens in self.after.values() for token in tokens)
         return sorted({self.start, *self.after, *followers})
 
-    def add(self, tokens: Sequence[tuple[int, str]], *, ends: bool = False) -> None:
-        """Add a text, given as its tokens with their texts. `ends` says that its action ends the episode."""
-        whole = "".join(text for _, text in tokens)
-        last, position = self.start, 0
-        for token, text in tokens:
+    def add(self, tokens: Iterable[int], *, ends: bool = False) -> None:
+        """Add a text, given as its tokens. `ends` says that its action ends the episode."""
+        last = self.start
+        for token in tokens:
             if ends and last in self.after and token not in self.after[last]:
                 self.ending.add(token)
                 ends = False
             self._link(last, token)
-            position += len(text)
-            self._before.setdefault(token, whole[:position])
-            self._rest.setdefault(token, whole[position:])
             last = token
         self._link(last, self.end)
 
@@ -92,21 +75,11 @@ class TokenChain:
         if following not in listed:
             listed.append(following)
 
-    def may_follow(self, token: int, before: str, rest: str, *, shared: bool) -> bool:
-        """Return True if `token` may stand between the texts `before` and `rest`.
-
-        `shared` is True as long as an earlier action has the same text.
-        """
-        if token in (self.start, self.end):
-            return False
-        if token not in self._rest:
-            return True
-        return self._rest[token] == rest or (shared and self._before[token] == before)
-
     def vary(self, digits: Mapping[str, int], text_of: Callable[[int], str]) -> None:
         """Allow other digits in the place of a digit; each digit is used in one place only."""
-        free = [token for token in digits.values() if token not in self._rest]
-        for token in list(self._rest):
+        tokens = list(self.after)
+        free = [token for token in digits.values() if token not in tokens]
+        for token in tokens:
             if text_of(token) not in digits or text_of(token) == "0":
                 continue
             earlier = [before for before, followers in self.after.items() if token in followers]
@@ -139,89 +112,49 @@ def make_token_chain(
     """
     single = _single_tokens(policy)
     end = policy.encode_completion("")[-1]
+    pointer = policy.pointer.triple if policy.pointer and policy.pointing == "pointer" else ()
+
+    def search(actions: Iterable[Action], earlier: Sequence[Step]) -> list[Step] | None:
+        """Return the tokens of a text of one of the actions, which may share tokens with another text."""
+        for action in actions:
+            for spellings in spellings_of(action_parser, action, coordinates, pointer):
+                steps = distinct_steps(spellings.steps(single), earlier, (start, end))
+                if steps is not None and (
+                    pointer
+                    or read(action_parser, "".join(step.text for step in steps), coordinates)
+                    == spellings.action
+                ):
+                    return steps
+        return None
+
+    click = search(_clicks(coordinates), ())
+    done = search([Done()], click or ())
+    if click is None and done is None:
+        return None
     # With varied digits a text may be no action; then the chain is built again without them.
     for varied in (True, False):
         chain = TokenChain(start, end)
-        for actions in (_clicks(coordinates), [Done()]):
-            texts = (
-                text
-                for action in actions
-                for text in _spellings(action_parser, action, coordinates)
-            )
-            cuts = (_cut(_pieces(policy, action_parser, text), chain, single) for text in texts)
-            if cut := next(filter(None, cuts), None):
-                chain.add(cut, ends=bool(chain.after))
-        if not chain.after:
-            return None
+        for steps in filter(None, (click, done)):
+            chain.add((step.token for step in steps), ends=bool(chain.after))
         if varied:
             digits = {digit: single(digit) for digit in "123456789"}
             digit_tokens = {digit: token for digit, token in digits.items() if token is not None}
             chain.vary(digit_tokens, lambda token: policy.decode([token]))
         samples = chain.texts(lambda token: policy.decode([token]), 500)
-        if policy.pointing == "pointer" or all(
-            _parse(action_parser, text, coordinates) for text in samples
-        ):
+        if pointer or all(read(action_parser, text, coordinates) for text in samples):
             return chain
     return None
 
 
-def _clicks(coordinates: CoordinateMap) -> Iterator[Action]:
-    """Yield clicks spread over the screen; in most coordinates a digit repeats, so many are needed."""
+def _clicks(coordinates: CoordinateMap) -> list[Action]:
+    """Return clicks spread over the screen, of PLACES those in whose numbers the fewest digits repeat."""
+    clicks = []
     for place in range(1, PLACES):
         across, down = (place * share % 1 for share in (0.618034, 0.754878))  # an even spread
-        yield Click(x=int(coordinates.width * across), y=int(coordinates.height * down))
-
-
-def _spellings(
-    action_parser: ActionParser, action: Action, coordinates: CoordinateMap
-) -> Iterator[str]:
-    """Yield texts that mean `action`: as the parser writes it, with other whitespace, without its thought."""
-    try:
-        text = action_parser.format(action, coordinates)
-        parsed = action_parser.parse(text, coordinates)
-    except ActionError:
-        return
-    lines = text.strip().split("\n")
-    joined = ("\n", "\n\n", " ", "")
-    spellings = [between.join(lines[first:]) for first in range(len(lines)) for between in joined]
-    for spelling in dict.fromkeys([text, *spellings]):
-        if _parse(action_parser, spelling, coordinates) == parsed:
-            yield from (
-                shorter
-                for shorter in _without_spaces(spelling)
-                if _parse(action_parser, shorter, coordinates) == parsed
-            )
-
-
-def _without_spaces(text: str) -> Iterator[str]:
-    """Yield the text, and variants without some of the spaces after its commas and colons."""
-    spaces = [match.start() for match in re.finditer(r"(?<=[:,]) ", text)][:MOST_SPACES]
-    for choices in product((False, True), repeat=len(spaces)):
-        removed = {place for place, is_removed in zip(spaces, choices, strict=True) if is_removed}
-        yield "".join(letter for place, letter in enumerate(text) if place not in removed)
-
-
-def _parse(action_parser: ActionParser, text: str, coordinates: CoordinateMap) -> Action | None:
-    """Return the action that a text means; None if it is none."""
-    try:
-        return action_parser.parse(text, coordinates)
-    except ActionError:
-        return None
-
-
-def _pieces(policy: LoadedPolicy, action_parser: ActionParser, text: str) -> list[Piece]:
-    """Return the pieces of a text. For a policy with a pointer head, pointer tokens replace its points."""
-    if (
-        policy.pointer is None
-        or policy.pointing != "pointer"
-        or not isinstance(action_parser, PointParser)
-    ):
-        return [text]
-    around, points = split_text(action_parser, text)
-    pieces: list[Piece] = [around[0]]
-    for piece in around[1 : len(points) + 1]:
-        pieces += [policy.pointer.triple, piece]
-    return pieces
+        x, y = int(coordinates.width * across), int(coordinates.height * down)
+        digits = "".join(map(str, coordinates.to_model(x, y)))
+        clicks.append((len(digits) - len(set(digits)), place, Click(x=x, y=y)))
+    return [click for _, _, click in sorted(clicks, key=lambda each: each[:2])[:CLICKS]]
 
 
 def _single_tokens(policy: LoadedPolicy) -> Callable[[str], int | None]:
@@ -237,55 +170,6 @@ def _single_tokens(policy: LoadedPolicy) -> Callable[[str], int | None]:
         return cache[text]
 
     return single
-
-
-def _cut(
-    pieces: Sequence[Piece], chain: TokenChain, single: Callable[[str], int | None]
-) -> list[tuple[int, str]] | None:
-    """Return the pieces as tokens with their texts, all tokens different; None if there is no such split."""
-    whole = "".join(piece for piece in pieces if isinstance(piece, str))
-    fixed: dict[int, tuple[int, ...]] = {}  # position in `whole` -> tokens that stand before it
-    place = 0
-    for piece in pieces:
-        if isinstance(piece, str):
-            place += len(piece)
-        else:
-            fixed[place] = piece
-    tries = 0
-
-    def search(at: int, used: list[tuple[int, str]], shared: bool) -> list[tuple[int, str]] | None:
-        nonlocal tries
-        tokens = {token for token, _ in used}
-        if at in fixed and not tokens.intersection(fixed[at]):
-            pointers = [(token, "") for token in fixed[at]]
-            if not all(
-                chain.may_follow(t, whole[:at], whole[at:], shared=shared) for t in fixed[at]
-            ):
-                return None
-            used = [*used, *pointers]
-            tokens |= {token for token, _ in pointers}
-        if at == len(whole):
-            return used
-        stop = min((place for place in fixed if place > at), default=len(whole))
-        for upto in range(min(at + LONGEST, stop), at, -1):
-            text = whole[at:upto]
-            token = single(text)
-            tries += 1
-            if tries > MOST_TRIES:
-                return None
-            if token is None or token in tokens:
-                continue
-            before, rest = whole[:upto], whole[upto:]
-            if not chain.may_follow(token, before, rest, shared=shared):
-                continue
-            last = used[-1][0] if used else chain.start
-            still = shared and token in chain.after.get(last, ())
-            split = search(upto, [*used, (token, text)], still)
-            if split is not None:
-                return split
-        return None
-
-    return search(0, [], True)
 
 
 def _leaving(layer: Any) -> Any:

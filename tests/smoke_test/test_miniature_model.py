@@ -27,7 +27,7 @@ def config_of(kind: str, pointing: str = "text") -> Config:
         "qwen2_vl": ("ui-tars", "uitars"),
         "qwen2_5_vl": ("ui-tars-1.5", "uitars"),
         "qwen3_vl": ("qwen3-vl", "toolcall"),
-        "qwen3_5": ("qwen3.5", "toolcall"),
+        "qwen3_5": ("qwen3.5", "toolcall-xml"),
     }[kind]
     policy = {
         "family": family,
