@@ -16,12 +16,12 @@ from dart_cli.smoke_test.parts_player import ALWAYS, OPTIONAL
 from tests.simulated import QUICK
 from tests.waiting import PATIENCE_S, lives, wait_until
 
-SEVEN_B = Path(__file__).parents[2] / "configs" / "ui-tars-7b.toml"
+CONFIG = Path(__file__).parents[2] / "configs" / "qwen3.5-9b.toml"
 
 
 @pytest.mark.slow
-def test_the_configuration_of_a_7b_is_played_to_its_export(tmp_path: Path) -> None:
-    """This is the configuration that we recommend, so it must keep working."""
+def test_the_recommended_configuration_is_played_to_its_export(tmp_path: Path) -> None:
+    """New users start from it, so it must keep working."""
     run = tmp_path / "run"
     sets = [f'run.dir="{run}"', 'env.options={size="336x252"}', 'rollout.engine="transformers"']
     sets += [
@@ -31,7 +31,7 @@ def test_the_configuration_of_a_7b_is_played_to_its_export(tmp_path: Path) -> No
         "up.train_gpus=[]",
         "up.rollout_gpus=[]",
     ]
-    command = [sys.executable, "-m", "dart_cli", "up", str(SEVEN_B), "--smoke-test-minutes", "1440"]
+    command = [sys.executable, "-m", "dart_cli", "up", str(CONFIG), "--smoke-test-minutes", "1440"]
     command += [part for each in sets for part in ("--set", each)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
@@ -94,7 +94,7 @@ def test_an_option_that_means_nothing_beside_it_is_refused_before_anything_is_pl
 ) -> None:
     requests = [
         verb,
-        str(SEVEN_B),
+        str(CONFIG),
         "--smoke-test",
         *options,
         "--set",
