@@ -57,6 +57,7 @@ class Sampled:
     max_tokens: int = MOST_TOKENS
     temperature: float | None = None
     seed: int | None = None
+    template: Mapping[str, Any] | None = None  # options of the chat template, as vLLM takes them
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a request."""
@@ -64,6 +65,7 @@ class Sampled:
             "max_completion_tokens": self.max_tokens,
             "temperature": self.temperature,
             "seed": self.seed,
+            "chat_template_kwargs": self.template or None,
         }
         return {name: value for name, value in fields.items() if value is not None}
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,7 +44,7 @@ from dart_cli.language.thoughts import thought_and_words
 from dart_cli.player.chosen_model import loaded_model
 from dart_cli.player.episodes import PlannedEpisode, PolicyOf
 from dart_cli.policy.loader import load_policy
-from dart_cli.policy.prompt import PromptRenderer, make_renderer
+from dart_cli.policy.prompt import PromptRenderer, make_renderer, template_options
 from dart_cli.rollout.worker import load_prompt_encoder
 from dart_cli.runtime.waits import OpenWaits
 from envs.contract.actions import Click
@@ -193,12 +193,14 @@ class ChatTeacher:
         server: ChatServer,
         renderer: PromptRenderer,
         options: TeacherConfig,
+        template: Mapping[str, Any],
         record: TeacherRecord,
         waits: OpenWaits,
     ) -> None:
         self._server = server
         self._renderer = renderer
         self._options = options
+        self._template = template  # options of its chat template
         self._record = record
         self._waits = waits
         self._resume_at = 0.0  # monotonic seconds; the server asked to wait until then
@@ -209,7 +211,7 @@ class ChatTeacher:
         messages = await asyncio.to_thread(self._renderer.chat, request)
         options, temperature = self._options, self._options.temperature
         seed = request.sampling.seed % _SEEDS if temperature else None
-        sampled = Sampled(options.max_tokens, temperature, seed)
+        sampled = Sampled(options.max_tokens, temperature, seed, self._template)
         try:
             reply = await ask_again(
                 lambda: self._ask(messages, sampled, request),
@@ -304,9 +306,9 @@ async def open_teacher(
         # The server has the teacher's chat template; a small model's parts write the messages for it.
         light = await asyncio.to_thread(load_policy, "builtin:tiny", weights=False)
         renderer = make_renderer(light, own.policy)
-        yield policies(
-            ChatTeacher(_server(config.teacher), renderer, config.teacher, record, waits)
-        )
+        template = template_options(own.policy)
+        server = _server(config.teacher)
+        yield policies(ChatTeacher(server, renderer, config.teacher, template, record, waits))
         return
     if own.rollout.engine in MODEL_ENGINES:
         with waits.waiting("the teacher's tokenizer to load"):

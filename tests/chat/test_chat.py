@@ -37,10 +37,13 @@ def test_a_request_has_the_settings_that_are_set_and_no_others() -> None:
         return "hi"
 
     ask(says, Sampled(max_tokens=5))
-    ask(says, Sampled(max_tokens=5, temperature=0.0, seed=3))
+    ask(says, Sampled(max_tokens=5, temperature=0.0, seed=3, template={"enable_thinking": True}))
     plain = {"model": "eyes", "messages": [{"role": "user", "content": "hello"}]}
     plain["max_completion_tokens"] = 5
-    assert bodies == [plain, plain | {"temperature": 0.0, "seed": 3}]
+    assert bodies == [
+        plain,
+        plain | {"temperature": 0.0, "seed": 3, "chat_template_kwargs": {"enable_thinking": True}},
+    ]
 
 
 @pytest.mark.parametrize(

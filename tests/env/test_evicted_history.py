@@ -266,7 +266,7 @@ SLIDING = {
 """Digests of the prompts of `slide` as they were before there was `evict`."""
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", SLIDING)
 def test_sliding_prompts_are_token_for_token_what_they_were(
     model: str, policies: dict[str, LoadedPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
