@@ -18,7 +18,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from bus.errors import ActionError, EngineError, NoAnswerError, RefusalError, UserError
 from bus.messages import ActRequest, Completion, SampledTokens, Sampling
