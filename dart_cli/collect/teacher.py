@@ -18,7 +18,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bus.errors import ActionError, EngineError, NoAnswerError, RefusalError, UserError
 from bus.messages import ActRequest, Completion, SampledTokens, Sampling
@@ -43,10 +43,11 @@ from dart_cli.env.step_prompts import ActionSpec, StepPrompts, action_spec_of
 from dart_cli.language.thoughts import thought_and_words
 from dart_cli.player.chosen_model import loaded_model
 from dart_cli.player.episodes import PlannedEpisode, PolicyOf
-from dart_cli.policy.loader import load_policy
-from dart_cli.policy.prompt import PromptRenderer, make_renderer, template_options
 from dart_cli.rollout.worker import load_prompt_encoder
 from dart_cli.runtime.waits import OpenWaits
+
+if TYPE_CHECKING:  # a refusal must not wait for torch
+    from dart_cli.policy.prompt import PromptRenderer
 from envs.contract.actions import Click
 
 ATTEMPTS = 4
@@ -303,6 +304,9 @@ async def open_teacher(
         return policy_of
 
     if config.teacher.url:
+        from dart_cli.policy.loader import load_policy
+        from dart_cli.policy.prompt import make_renderer, template_options
+
         # The server has the teacher's chat template; a small model's parts write the messages for it.
         light = await asyncio.to_thread(load_policy, "builtin:tiny", weights=False)
         renderer = make_renderer(light, own.policy)

@@ -71,7 +71,7 @@ class Spellings:
     def _from(self, start: int, single: Callable[[str], int | None]) -> Iterator[Step]:
         """Yield the tokens that may follow one place. None contains more than one place that has choices."""
         reached = [(start, "", 0)]
-        seen = {(start, "")}
+        visited = {(start, "")}
         while reached:
             place, text, choices = reached.pop()
             choices += len(self.symbols[place]) > 1
@@ -82,9 +82,9 @@ class Spellings:
                     if not text:
                         yield Step(following, symbol, "")
                     continue
-                if (here := (following, text + symbol)) in seen:
+                if (here := (following, text + symbol)) in visited:
                     continue
-                seen.add(here)
+                visited.add(here)
                 if symbol and (token := single(text + symbol)) is not None:
                     yield Step(following, token, text + symbol)
                 if len(text + symbol) < LONGEST:

@@ -128,13 +128,13 @@ def make_token_chain(
         return None
 
     click = search(_clicks(coordinates), ())
-    done = search([Done()], click or ())
-    if click is None and done is None:
+    ending = search([Done()], click or ())
+    if click is None and ending is None:
         return None
     # With varied digits a text may be no action; then the chain is built again without them.
     for varied in (True, False):
         chain = TokenChain(start, end)
-        for steps in filter(None, (click, done)):
+        for steps in filter(None, (click, ending)):
             chain.add((step.token for step in steps), ends=bool(chain.after))
         if varied:
             digits = {digit: single(digit) for digit in "123456789"}
