@@ -20,7 +20,7 @@ import copy
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,12 @@ from transformers.utils import logging as transformers_logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dart_cli.smoke_test.published_model_files import CHAT_TEMPLATE, SPECIALS
+from dart_cli.smoke_test.published_model_files import (
+    CHAT_TEMPLATE,
+    SPECIALS,
+    TAGS,
+    THINKING_TEMPLATE,
+)
 
 HIDDEN, LAYERS, HEADS, HEAD, MLP = 64, 2, 2, 32, 96  # of the language model
 VISION, VISION_HEADS = 32, 2
@@ -83,49 +88,6 @@ _PATCHES = {
     "patch_size": 14,
     "temporal_patch_size": 2,
 }
-
-
-_THOUGHT = "<think>\n"
-_THINKING_TEMPLATE = """\
-{%- macro shown(content) -%}
-{%- if content is string -%}{{ content }}{%- else -%}
-{%- for part in content or [] -%}
-{%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>
-{%- else -%}{{ part.text }}{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{%- endmacro -%}
-{%- set question = namespace(index=-1) -%}
-{%- for message in messages -%}
-{%- if message.role == 'user' and not shown(message.content).strip().startswith('<tool_response>') -%}
-{%- set question.index = loop.index0 -%}
-{%- endif -%}
-{%- endfor -%}
-{%- for message in messages -%}
-{%- set text = shown(message.content) | trim -%}
-{%- if message.role == 'assistant' -%}
-{%- set answer = text.split('</think>')[-1].lstrip('\\n') -%}
-{%- set thought = text[:text.find('</think>')].split('<think>')[-1] if '</think>' in text else '' -%}
-{{- '<|im_start|>assistant\\n' -}}
-{%- if loop.index0 > question.index -%}
-{{- '<think>\\n' + thought | trim + '\\n</think>\\n\\n' -}}
-{%- endif -%}
-{{- answer + '<|im_end|>\\n' -}}
-{%- elif message.role == 'tool' -%}
-{%- if loop.first or loop.previtem.role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
-{{- '\\n<tool_response>\\n' + text + '\\n</tool_response>' -}}
-{%- if loop.last or loop.nextitem.role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
-{%- else -%}
-{{- '<|im_start|>' + message.role + '\\n' + text + '<|im_end|>\\n' -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- '<|im_start|>assistant\\n<think>\\n' -}}
-{%- if enable_thinking is defined and not enable_thinking -%}{{- '\\n</think>\\n\\n' -}}{%- endif -%}
-{%- endif -%}
-"""
-"""What Qwen3.5's template does, in our words: texts are trimmed, a reply begins within a thought, and thoughts
-before the last question are left out."""
 
 
 @dataclass(frozen=True)
@@ -310,13 +272,10 @@ FAMILIES: Mapping[str, Family] = {
             "merge_size": 2,
         },
         tied=False,
-        template=_THINKING_TEMPLATE,
+        template=THINKING_TEMPLATE,
         template_file="chat_template.jinja",
-        reply=_THOUGHT,
-        tokens=(
-            *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
-            *("<think>", "</think>"),
-        ),
+        reply="<think>\n",
+        tokens=TAGS,
     ),
 }
 
@@ -332,13 +291,16 @@ def build(
     dtype: torch.dtype = torch.float32,
     tied: bool | None = None,
     max_shard_size: str = "5GB",
+    sizes: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a folder of one class of FAMILIES and return it; the same seed gives the same weights.
 
     `tied` overrides whether input and output embeddings are shared; weights beyond `max_shard_size`
-    are written in shards with an index.
+    are written in shards with an index. `sizes` stands in place of the class's own `config`.
     """
     family = FAMILIES[model_type]
+    if sizes is not None:
+        family = replace(family, config=sizes)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(family)
     token_ids = tokenizer.get_vocab()
@@ -449,7 +411,8 @@ def _prediction_head(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     last = model.model.language_model.layers[-1]
     tensors = {f"mtp.layers.0.{name}": value.clone() for name, value in last.state_dict().items()}
     norm = last.input_layernorm.weight
-    joined = torch.cat([last.mlp.up_proj.weight[:HIDDEN], last.mlp.gate_proj.weight[:HIDDEN]], 1)
+    rows = [each.weight[: len(norm)] for each in (last.mlp.up_proj, last.mlp.gate_proj)]
+    joined = torch.cat(rows, 1)
     tensors["mtp.fc.weight"] = joined.clone()
     for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         tensors[f"mtp.{name}.weight"] = norm.clone()

@@ -1,8 +1,8 @@
-"""The tiny policy: a 0.6 M parameter Qwen3-VL that learns GUI tasks by RL on one CPU core.
+"""The tiny policy: a 0.6 M parameter model that learns GUI tasks by RL on one CPU core.
 
     words         the closed vocabulary: numbers, action heads, instruction words, ASCII characters
     tokenizer     a word-level fast tokenizer whose decode(encode(text)) is text, for any ASCII text
-    config        sizes of the same `Qwen3VLForConditionalGeneration` that loads real checkpoints
+    config        sizes of the same classes that load real checkpoints: Qwen3-VL, and Qwen3.5
     initialise    random initial values with the geometry of the screen that a pre-trained model knows
     save          a standard Hugging Face folder, so that one loader serves tiny and real models
 
@@ -22,10 +22,13 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2VLImageProcessorPil,
+    Qwen3_5Config,
     Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
 )
 
 from dart_cli.language.vocabulary import END
@@ -100,8 +103,9 @@ _PIECES = r"(?:system|user|assistant)\n|[a-z_]+\(| ?[A-Za-z]+|[0-9]{1,3}|[\s\S]"
 
 @dataclass(frozen=True)
 class TinySizes:
-    """The sizes of the two towers; the defaults give 0.6 M parameters, 2.5 MB in float32."""
+    """A class of models and the sizes of its two towers; the defaults are those of `builtin:tiny`."""
 
+    model_type: str = "qwen3_vl"  # or "qwen3_5", of whose layers every fourth has full attention
     text_hidden: int = 96
     text_layers: int = 2
     text_heads: int = 4
@@ -113,6 +117,13 @@ class TinySizes:
     patch: int = 14  # pixels
     merge: int = 2  # patches per image token, each way
     screen: int = SCREEN  # pixels; one learned vision position per patch of this screen
+
+
+TINY = {
+    "qwen3_vl": TinySizes(),
+    "qwen3_5": TinySizes("qwen3_5", text_layers=4, text_mlp=96),
+}
+"""The tiny model of each class by `model_type`, with 0.6 M parameters, 2.5 MB in float32."""
 
 
 def vocabulary(words: Sequence[str] = WORDS) -> list[str]:
@@ -164,48 +175,60 @@ def build_tokenizer(words: Sequence[str] = WORDS, pieces: str = _PIECES) -> PreT
     return tokenizer
 
 
-def build_config(vocab_size: int, sizes: TinySizes = TinySizes()) -> Qwen3VLConfig:
+def build_config(vocab_size: int, sizes: TinySizes = TinySizes()) -> PreTrainedConfig:
     """Return the model's configuration for a vocabulary of `vocab_size` rows."""
+    hybrid = sizes.model_type == "qwen3_5"
     special = {token: index for index, token in enumerate(SPECIALS)}
     head = sizes.text_hidden // sizes.text_heads
-    pairs = head // 2
+    rotated = 0.5 if hybrid else 1.0
+    pairs = int(head * rotated) // 2
     section = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]  # time, height, width
-    return Qwen3VLConfig(
-        text_config={
-            "model_type": "qwen3_vl_text",
-            "vocab_size": vocab_size,
-            "hidden_size": sizes.text_hidden,
-            "intermediate_size": sizes.text_mlp,
-            "num_hidden_layers": sizes.text_layers,
-            "num_attention_heads": sizes.text_heads,
-            "num_key_value_heads": sizes.text_heads,
-            "head_dim": head,
-            "max_position_embeddings": 4096,
-            "initializer_range": 0.08,
-            "pad_token_id": special["<|pad|>"],
-            "eos_token_id": special[END],
-            "tie_word_embeddings": True,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 1e4,
-                "mrope_section": section,
-                "mrope_interleaved": True,
-            },
+    text: dict[str, Any] = {
+        "model_type": f"{sizes.model_type}_text",
+        "vocab_size": vocab_size,
+        "hidden_size": sizes.text_hidden,
+        "intermediate_size": sizes.text_mlp,
+        "num_hidden_layers": sizes.text_layers,
+        "num_attention_heads": sizes.text_heads,
+        "num_key_value_heads": sizes.text_heads,
+        "head_dim": head,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.08,
+        "pad_token_id": special["<|pad|>"],
+        "eos_token_id": special[END],
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "mrope_section": section,
+            "mrope_interleaved": True,
         },
-        vision_config={
-            "model_type": "qwen3_vl_vision",
-            "depth": sizes.vision_layers,
-            "hidden_size": sizes.vision_hidden,
-            "intermediate_size": sizes.vision_mlp,
-            "num_heads": sizes.vision_heads,
-            "patch_size": sizes.patch,
-            "spatial_merge_size": sizes.merge,
-            "temporal_patch_size": 1,
-            "out_hidden_size": sizes.text_hidden,
-            "num_position_embeddings": (sizes.screen // sizes.patch) ** 2,
-            "deepstack_visual_indexes": [sizes.vision_layers // 2 - 1],
-            "initializer_range": 0.08,
-        },
+    }
+    vision: dict[str, Any] = {
+        "depth": sizes.vision_layers,
+        "hidden_size": sizes.vision_hidden,
+        "intermediate_size": sizes.vision_mlp,
+        "num_heads": sizes.vision_heads,
+        "patch_size": sizes.patch,
+        "spatial_merge_size": sizes.merge,
+        "temporal_patch_size": 1,
+        "out_hidden_size": sizes.text_hidden,
+        "num_position_embeddings": (sizes.screen // sizes.patch) ** 2,
+        "initializer_range": 0.08,
+    }
+    if hybrid:
+        text["rope_parameters"]["partial_rotary_factor"] = rotated
+        text |= {
+            "linear_key_head_dim": head,
+            "linear_value_head_dim": head,
+            "linear_num_key_heads": sizes.text_heads // 2,
+            "linear_num_value_heads": sizes.text_heads,
+        }
+    else:
+        vision["deepstack_visual_indexes"] = [sizes.vision_layers // 2 - 1]
+    return (Qwen3_5Config if hybrid else Qwen3VLConfig)(
+        text_config=text,
+        vision_config=vision,
         image_token_id=special[IMAGE],
         video_token_id=special[VIDEO],
         vision_start_token_id=special["<|vision_start|>"],
@@ -235,11 +258,12 @@ def fourier_features(positions: torch.Tensor, width: int) -> torch.Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def initialise(model: Qwen3VLForConditionalGeneration, seed: int) -> None:
+def initialise(model: PreTrainedModel, seed: int) -> None:
     """Initialise `model` at random, in place; the same seed gives the same values.
 
     Grounding needs a metric of the screen: vision positions start as randomly mixed 2-D Fourier
-    features (standard deviation 0.5) and number tokens as Fourier features (0.08).
+    features (standard deviation 0.5) and number tokens as Fourier features (0.08). The heads of a recurrent
+    layer start with half-lives between 1 and 400 tokens.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -250,12 +274,16 @@ def initialise(model: Qwen3VLForConditionalGeneration, seed: int) -> None:
 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim >= 2:
+            if name.endswith("conv1d.weight"):
+                parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+            elif parameter.ndim >= 2:
                 parameter.normal_(0.0, 0.08, generator=generator)
+            elif name.endswith("A_log"):
+                parameter.copy_(torch.linspace(-6.0, 0.0, len(parameter)))
             elif name.endswith("bias"):
                 parameter.zero_()
-            else:
-                parameter.fill_(1.0)
+            else:  # of norms: 1, or 0 where the class adds 1 to it
+                parameter.fill_(parameter.mean().round())
         visual = model.model.visual
         patch = visual.patch_embed.proj.weight
         patch.normal_(0.0, 1.0 / math.sqrt(patch[0].numel()), generator=generator)
@@ -280,17 +308,17 @@ def build_tiny(
     seed: int,
     sizes: TinySizes = TinySizes(),
     tokenizer: PreTrainedTokenizerFast | None = None,
-) -> tuple[Qwen3VLForConditionalGeneration, PreTrainedTokenizerFast, Qwen2VLImageProcessorPil]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, Qwen2VLImageProcessorPil]:
     """Return an untrained tiny model with its tokenizer and image processor."""
     tokenizer = tokenizer or build_tokenizer()
-    model = Qwen3VLForConditionalGeneration(build_config(len(tokenizer), sizes))
+    model = AutoModelForImageTextToText.from_config(build_config(len(tokenizer), sizes))
     initialise(model, seed)
     return model.eval(), tokenizer, build_image_processor(sizes)
 
 
 def save(
     folder: Path,
-    model: Qwen3VLForConditionalGeneration,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     image_processor: Qwen2VLImageProcessorPil,
     build: dict[str, Any],

@@ -3,12 +3,14 @@
     python benchmarks/exactness/memory.py                              # UI-TARS' widths at 2 and 3 layers
     python benchmarks/exactness/memory.py --small                      # widths of a few seconds, as the tests have
     python benchmarks/exactness/memory.py --tokens 17600 --ranks 4 --recompute
+    python benchmarks/exactness/memory.py --kind qwen3_5 --layers 4 --recompute
 
 A language model with transformers' own classes is made under FakeTensorMode, where tensors have shapes
 and no numbers, is sharded by the trainer's own function over ranks that are not there, and
 FSDPMemTracker counts what one rank's update holds at its peak: two packs whose gradients add up, after an update that made AdamW's moments.
 The vision tower does not run: screens' features are an input, as they are in an update with a frozen
-tower. The last line is JSON: `worst` is the largest relative error of a formula;
+tower. Recurrent layers (qwen3_5) run by the trainer's own function. Their rule in bfloat16, a GPU's kernel, is
+replaced by a function that allocates and stores what version 0.6 of the kernel does. The last line is JSON: `worst` is the largest relative error of a formula;
 the limit is 0.
 """
 
@@ -41,7 +43,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from dart_cli.algo.chunked import token_scores
 from dart_cli.config.architecture import is_tied, shape_of
 from dart_cli.doctor.trainer_memory import TrainerMemory, TrainerSetup, trainer_memory
+from dart_cli.policy import delta_net
+from dart_cli.policy.pack_plan import PackLayout
 from dart_cli.policy.packed import use_recompute
+from dart_cli.policy.state_plan import NodeGroup, StatePlan, plan_layout
 from dart_cli.train.sharded import ShardingPlan, shard
 from scripts.small_models import FAMILIES
 
@@ -62,6 +67,28 @@ SMALL: dict[str, Any] = {
     "num_key_value_heads": 2,
     "vocab_size": 8192,
 }
+NINE_B: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "vocab_size": 248320,
+}
+SMALL_HYBRID: dict[str, Any] = {
+    **SMALL,
+    "head_dim": 128,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
+RULE_CHUNK = 64
+"""Tokens of a chunk of the gated delta rule."""
 
 
 def _causal(
@@ -77,15 +104,81 @@ def _causal(
 AttentionInterface.register(ATTENTION, _causal)
 
 
+class _KernelSizes(torch.autograd.Function):
+    """The tensors that flash-linear-attention's `chunk_gated_delta_rule` allocates and stores, without numbers.
+
+    It takes queries and keys [1, T, heads, key], values [1, T, heads, value], g and beta [1, T, heads].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return empty outputs and states; keep what the kernel's backward pass reads."""
+        query, key, value, decay, beta = inputs
+        norms = [torch.empty_like(part) for part in (query, key)]
+        sizes = [key.new_empty(key.shape[:3], dtype=torch.float32) for _ in range(3)]
+        chunks = key.new_empty(*key.shape[:3], RULE_CHUNK)
+        ctx.save_for_backward(*norms, *sizes, value, decay, beta, chunks)
+        _ = _states(key, value), torch.empty_like(key), torch.empty_like(value)
+        last = value.new_empty(1, *key.shape[2:], value.shape[3], dtype=torch.float32)
+        return torch.empty_like(value), last
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return empty gradients, while there are states, their gradients, and a chunk's own tensors."""
+        query, key, _, _, _, value, decay, beta, _ = ctx.saved_tensors
+        _ = _states(key, value), _states(key, value), torch.empty_like(key), torch.empty_like(key)
+        _ = [torch.empty_like(value) for _ in range(3)]
+        return tuple(torch.empty_like(each) for each in (query, key, value, decay, beta))
+
+
+def _states(key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return room for the state before each chunk, in the dtype of the keys."""
+    chunks = -(-key.shape[1] // RULE_CHUNK)
+    return key.new_empty(1, chunks, *key.shape[2:], value.shape[3])
+
+
+def _counted_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    begin: torch.Tensor | None,
+    lengths: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Apply the rule of the dtype: the trainer's own in float32, else the kernel's sizes."""
+    if query.dtype == torch.float32:
+        return _LIBRARY(query, key, value, decay, beta, begin, lengths)
+    # The trainer copies the tokens of all sequences behind one another.
+    copies = [part.contiguous().clone() for part in (query, key, value)]
+    output, last = _KernelSizes.apply(*copies, decay, beta)  # type: ignore[no-untyped-call]
+    return output + 0, last
+
+
+_LIBRARY = delta_net._chunked  # noqa: SLF001 - what is replaced
+
+
+class _OnePlan:
+    """Stands for the trainer's plans of a pack: one sequence, in tensors without numbers."""
+
+    def __init__(self, plan: StatePlan) -> None:
+        self._plan = plan
+
+    def states(self, _device: torch.device, _columns: int) -> StatePlan:
+        """Return the plan of the recurrent layers."""
+        return self._plan
+
+
 class Scored(nn.Module):
     """A language model and its head, as the root that FSDP2 gathers: hidden states and their scores."""
 
-    def __init__(self, model: nn.Module, predicted: int) -> None:
+    def __init__(self, model: nn.Module, predicted: int, plans: _OnePlan | None) -> None:
         """Keep the language model of `model` and its head; the last `predicted` tokens are a completion."""
         super().__init__()
         self.inner: Any = model.model.language_model
         self.lm_head: Any = model.lm_head
         self._predicted = predicted
+        self._plans = {} if plans is None else {"pack_plans": plans}
 
     def forward(
         self, ids: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
@@ -99,6 +192,7 @@ class Scored(nn.Module):
             position_ids=positions,
             attention_mask=torch.empty(1, 1, 1, 1),  # four axes: taken as finished, and ignored
             use_cache=False,
+            **self._plans,
         ).last_hidden_state[0]
         read = hidden[-self._predicted - 1 : -1]
         logprobs, _ = token_scores(
@@ -115,12 +209,15 @@ class Scored(nn.Module):
 def tree_of(kind: str, text: dict[str, Any], layers: int) -> dict[str, Any]:
     """Return a config.json of `kind` with these sizes of its language model and a small vision tower."""
     tree = copy.deepcopy({**FAMILIES[kind].config, "model_type": kind})
-    head = text["hidden_size"] // text["num_attention_heads"]
-    sections = [head // 2 - 2 * (head * 3 // 16), head * 3 // 16, head * 3 // 16]
+    head = text.get("head_dim", text["hidden_size"] // text["num_attention_heads"])
+    rotated = head // 4 if kind == "qwen3_5" else head
+    sections = [rotated // 2 - 2 * (rotated * 3 // 16), rotated * 3 // 16, rotated * 3 // 16]
     inner = tree.get("text_config", tree)
     inner |= {**text, "num_hidden_layers": layers, "max_position_embeddings": 131072}
     if kind == "qwen3_vl":
         inner["head_dim"] = head
+    if kind == "qwen3_5":
+        inner["layer_types"] = None  # every fourth layer attends, as in the published models
     for key in ("rope_scaling", "rope_parameters"):
         if key in inner:
             inner[key] = {**inner[key], "mrope_section": sections}
@@ -141,9 +238,11 @@ def pretended_ranks(count: int) -> Iterator[Any]:
 
 def counted(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> int:
     """Return the bytes at the peak of a rank's second update of two packs, with a frozen vision tower."""
-    with pretended_ranks(setup.ranks) as mesh, FakeTensorMode():
+    plan = _plan(tree, setup.tokens)
+    with pretended_ranks(setup.ranks) as mesh, FakeTensorMode() as mode, _rule_of_sizes():
         model = _model(kind, tree, setup)
-        root = Scored(model, setup.predicted)
+        plans = None if plan is None else _OnePlan(_without_numbers(plan, mode))
+        root = Scored(model, setup.predicted, plans)
         compute = getattr(torch, setup.dtype)
         shard(root, model, ShardingPlan(mesh, torch.device("cpu"), compute))
         optimizer = torch.optim.AdamW(root.parameters(), lr=1e-6, fused=True)
@@ -170,6 +269,42 @@ def counted(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> int:
         return int(peak["Total"])
 
 
+@contextmanager
+def _rule_of_sizes() -> Iterator[None]:
+    """Let recurrent layers compute by `_counted_rule` in the block."""
+    delta_net._chunked = _counted_rule  # noqa: SLF001
+    try:
+        yield
+    finally:
+        delta_net._chunked = _LIBRARY  # noqa: SLF001
+
+
+def _plan(tree: dict[str, Any], tokens: int) -> StatePlan | None:
+    """Return the plan of a pack of one sequence; None if no layer is recurrent."""
+    delta = shape_of(tree).delta
+    if delta is None:
+        return None
+    return plan_layout(PackLayout((0, tokens), (-1,)), delta.kernel - 1, torch.device("cpu"))
+
+
+def _without_numbers(plan: StatePlan, mode: FakeTensorMode) -> StatePlan:
+    """Return `plan` with tensors of `mode`."""
+    depths = tuple(
+        tuple(
+            NodeGroup(
+                *(
+                    mode.from_tensor(each)
+                    for each in (group.inputs, group.tokens, group.lengths, group.starts)
+                )
+            )
+            for group in depth
+        )
+        for depth in plan.depths
+    )
+    rest = (mode.from_tensor(each) for each in (plan.places, plan.nodes, plan.ends))
+    return StatePlan(depths, *rest)
+
+
 def _model(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> Any:
     settings = {key: value for key, value in tree.items() if key != "model_type"}
     config = AutoConfig.for_model(kind, **settings)
@@ -179,6 +314,7 @@ def _model(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> Any:
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     model.model.visual.requires_grad_(False)
     model.eval()
+    delta_net.use_states(model)
     if setup.recompute:
         use_recompute(model)
     return model
@@ -202,7 +338,11 @@ def main() -> None:
     parser.add_argument("--recompute", action="store_true")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    text, results = SMALL if options.small else SEVEN_B, []
+    if options.kind == "qwen3_5":
+        text = SMALL_HYBRID if options.small else NINE_B
+    else:
+        text = SMALL if options.small else SEVEN_B
+    results = []
     for tokens in options.tokens:
         for layers in options.layers:
             tree = tree_of(options.kind, text, layers)

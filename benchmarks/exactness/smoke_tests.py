@@ -3,7 +3,8 @@
     python benchmarks/exactness/smoke_tests.py [NAME ...] [--set KEY=VALUE ...]
 
     ui-tars-7b    configs/ui-tars-7b.toml at 1280x720
-    lora          the same with adapters of rank 32, at 640x360
+    qwen3.5-9b    configs/qwen3.5-9b.toml at 1280x720
+    lora          ui-tars-7b with adapters of rank 32, at 640x360
     pointer       the same with a pointer head, at 640x360
     osworld       configs/osworld.toml with its three small tasks and one environment process; in place of virtual
                   machines it has displays of Xvfb, each with a server that has the routes of OSWorld's server
@@ -35,6 +36,7 @@ DEADLINE_S = 3000.0
 SMALL = 'env.options={size="640x360"}'
 CASES = {
     "ui-tars-7b": ("ui-tars-7b.toml", ['env.options={size="1280x720"}']),
+    "qwen3.5-9b": ("qwen3.5-9b.toml", ['env.options={size="1280x720"}']),
     "lora": ("ui-tars-7b.toml", [SMALL, "model.lora={rank=32}"]),
     "pointer": ("ui-tars-7b.toml", [SMALL, 'policy.pointing="pointer"']),
     "osworld": ("osworld.toml", ["up.envs=1"]),

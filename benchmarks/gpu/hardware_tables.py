@@ -35,6 +35,7 @@ from benchmarks.gpu.speeds import (
 from dart_cli.config.architecture import Shape, shape_of
 from dart_cli.config.load import load_config
 from dart_cli.config.model_folder import Screens
+from dart_cli.config.published import OTHER_SIZES, PUBLISHED
 from dart_cli.config.schema import KEEP_CHECKPOINTS, Config, VllmConfig
 from dart_cli.doctor.plan import H100 as ROOM
 from dart_cli.doctor.plan import Plan, make_plan
@@ -110,6 +111,12 @@ MODELS = (
         num_attention_heads=40,
         num_key_value_heads=8,
         vocab_size=152064,
+    ),
+    *(
+        _Model(f"{size} (Qwen3.5-{size})", {"model_type": one.model_type, **one.tree})
+        for size in ("4B", "9B", "27B")
+        for one in (*OTHER_SIZES, PUBLISHED["qwen3_5"])
+        if one.checkpoint == f"Qwen3.5-{size}"
     ),
 )
 """Sizes of the models' own config.json."""

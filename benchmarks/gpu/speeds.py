@@ -104,7 +104,7 @@ def work_of(
     Screens of a frozen tower are encoded once an update. An engine encodes each screen that it reads, or each one
     once where it `keeps` the features of the screens in play.
     """
-    per_token, per_pair = 2.0 * shape.layers * shape.layer, 4.0 * shape.queries * shape.layers
+    per_token, per_pair = shape.token_operations, shape.pair_operations
     vision = vision_flops(shape, screen)
     chained = sum(
         (per_token * tokens + per_pair * tokens**2 / 2) * (1 if count > 1 else share)
@@ -152,6 +152,7 @@ def iteration_seconds(
 ) -> float:
     """Return a decode iteration of `together` requests on `share` GPUs that hold one model."""
     read = wide * (shape.text + together * context * shape.cached)
+    read += 2 * together * shape.state_bytes(wide)  # states are written, too
     return read / share / (gpu.bandwidth * BANDWIDTH) + ITERATION_S
 
 

@@ -102,7 +102,7 @@ def operations(settings: Settings, layers: int, batch: Batch, nodes: Any, passes
     shape = shape_of(tree | {"num_hidden_layers": layers})
     tokens = sum(own for own, _ in nodes)
     pairs = sum(own * before + own * (own + 1) / 2 for own, before in nodes)
-    forward = 2.0 * layers * shape.layer * tokens + 4.0 * shape.queries * layers * pairs
+    forward = shape.token_operations * tokens + shape.pair_operations * pairs
     head = 2.0 * shape.embedding * sum(map(len, batch.samples))
     first = next(iter(batch.images.values()))
     screen = tokens_alone(settings).images.token_count(first)

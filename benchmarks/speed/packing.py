@@ -311,7 +311,7 @@ def formula(
     """
     pairs = sum(own * before + own * (own + 1) / 2 for own, before in lengths)
     tokens = sum(own for own, _ in lengths)
-    forward = 2.0 * shape.layers * shape.layer * tokens + 4.0 * shape.queries * shape.layers * pairs
+    forward = shape.token_operations * tokens + shape.pair_operations * pairs
     forward += 2.0 * shape.embedding * heads
     return 3 * forward + (1 if freeze else 3) * share_seen
 

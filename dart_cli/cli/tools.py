@@ -286,10 +286,10 @@ def init(
         ),
     ],
     template: Annotated[
-        Literal["tiny", "own-env", "7b"],
+        Literal["tiny", "own-env", "9b", "7b"],
         typer.Option(
             help="`tiny`: the tiny model on multi-step tasks; learns in minutes on a CPU. `own-env`: a small model "
-            "that can read, on an environment of your own, my_env.py. `7b`: UI-TARS-1.5-7B on GPUs."
+            "that can read, on an environment of your own, my_env.py. `9b`: Qwen3.5-9B on GPUs. `7b`: UI-TARS-1.5-7B on GPUs."
         ),
     ] = "tiny",
     full: Annotated[

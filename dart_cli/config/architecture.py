@@ -198,7 +198,7 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 class DeltaNet:
     """The layers of a model that are Gated DeltaNet (arXiv 2412.06464). All counts are of numbers, not of bytes."""
 
-    layers: int
+    places: tuple[int, ...]  # which layers of the model they are, from 0
     layer: int  # parameters of one
     heads: int  # of the values; each has a state
     keys: int  # all key heads of a token together; the queries are as many
@@ -206,6 +206,11 @@ class DeltaNet:
     key_head: int  # numbers of one head
     value_head: int
     kernel: int  # tokens that the convolution over queries, keys and values sees
+
+    @property
+    def layers(self) -> int:
+        """Number of these layers."""
+        return len(self.places)
 
     @property
     def mixed(self) -> int:
@@ -221,10 +226,6 @@ class DeltaNet:
     def columns(self) -> int:
         """Numbers that the convolutions keep of one sequence's last tokens, in all layers, in its dtype."""
         return self.layers * (self.kernel - 1) * self.mixed
-
-    def state_bytes(self, size: int) -> int:
-        """Return the bytes of one sequence's states and columns; a number of the model has `size` bytes."""
-        return 4 * self.state + size * self.columns
 
 
 @dataclass(frozen=True)
@@ -274,9 +275,35 @@ class Shape:
         return self.layers - (self.delta.layers if self.delta else 0)
 
     @property
+    def layer_parameters(self) -> int:
+        """Number of parameters of all layers of the language model."""
+        return sum(self.parameters_of(place) for place in range(self.layers))
+
+    @property
+    def token_operations(self) -> float:
+        """Operations of a forward pass over one token in all layers, without attention to other tokens.
+
+        A recurrence reads its state for the key and for the query, and adds to it.
+        """
+        return 2.0 * self.layer_parameters + (6.0 * self.delta.state if self.delta else 0.0)
+
+    @property
+    def pair_operations(self) -> float:
+        """Operations of one token's attention to another one, in all layers."""
+        return 4.0 * self.queries * self.attending
+
+    def parameters_of(self, place: int) -> int:
+        """Return the number of parameters of the layer `place` of the language model, counted from 0."""
+        return self.delta.layer if self.delta and place in self.delta.places else self.layer
+
+    @property
     def cached(self) -> int:
         """Numbers that the cache holds for one token: its keys and values in all layers that attend."""
         return 2 * self.attending * self.keys
+
+    def state_bytes(self, size: int) -> int:
+        """Return the bytes that one sequence keeps in recurrent layers; a number of the model has `size` bytes."""
+        return 4 * self.delta.state + size * self.delta.columns if self.delta else 0
 
     def adapters(self, rank: int) -> int:
         """Return the number of parameters of adapters: rank x (inputs + outputs) of each linear layer.
@@ -331,8 +358,8 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
 
 def _delta_net(text: Sizes) -> DeltaNet | None:
     """Return the layers that are recurrences; None if `layer_types` has none. Raises ModelError for unfit sizes."""
-    layers = text.layer_kinds().count(LINEAR)
-    if not layers:
+    places = tuple(place for place, kind in enumerate(text.layer_kinds()) if kind == LINEAR)
+    if not places:
         return None
     width, heads = text["hidden_size"], text["linear_num_value_heads"]
     key_heads, kernel = text["linear_num_key_heads"], text["linear_conv_kernel_dim"]
@@ -346,7 +373,7 @@ def _delta_net(text: Sizes) -> DeltaNet | None:
     projections = width * (mixed + 2 * values + 2 * heads)  # qkv; z and out; a and b
     own = projections + kernel * mixed + 2 * heads + value_head  # convolution; A_log, dt_bias; norm
     return DeltaNet(
-        layers=layers,
+        places=places,
         layer=own + 3 * width * text["intermediate_size"] + 2 * width,
         heads=heads,
         keys=keys,

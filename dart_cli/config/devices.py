@@ -1,18 +1,20 @@
 """Which GPUs each process uses, and which engines and learners can be used here; no torch.
 
-listed_gpus   the GPUs that CUDA_VISIBLE_DEVICES lists, as CUDA reads it
-visible_gpus  how many GPUs this process can use
-divide_gpus   the numbers of the trainer's GPUs and of the rollout workers' GPUs, from [up] or by default
-gpus_problem  why numbers of [up] name no GPU here
-gpu_names     names of GPUs for CUDA_VISIBLE_DEVICES
-gpus_of       the value of CUDA_VISIBLE_DEVICES for one process
-make_own      makes the user's own engine or learner
-vllm_problem  why the installed vLLM cannot be used, and the fix
+listed_gpus     the GPUs that CUDA_VISIBLE_DEVICES lists, as CUDA reads it
+visible_gpus    how many GPUs this process can use
+divide_gpus     the numbers of the trainer's GPUs and of the rollout workers' GPUs, from [up] or by default
+gpus_problem    why numbers of [up] name no GPU here
+gpu_names       names of GPUs for CUDA_VISIBLE_DEVICES
+gpus_of         the value of CUDA_VISIBLE_DEVICES for one process
+make_own        makes the user's own engine or learner
+vllm_problem    why the installed vLLM cannot be used, and the fix
+kernel_problem  why a GPU cannot compute the recurrent layers of a model, and the fix
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -212,10 +214,10 @@ pyproject.toml asks for the same. The tests of that engine show whether another 
 
 VLLM_OWN = frozenset(
     """
-    additional_config dtype enable_lora gpu_memory_utilization logits_processors max_cpu_loras max_logprobs
-    max_lora_rank max_loras max_model_len max_num_seqs mm_device_do_normalize mm_processor_kwargs model scheduler_cls
-    seed skip_tokenizer_init speculative_config tensor_parallel_size weight_transfer_config worker_cls
-    worker_extension_cls
+    additional_config dtype enable_lora gpu_memory_utilization logits_processors mamba_cache_dtype
+    mamba_ssm_cache_dtype max_cpu_loras max_logprobs max_lora_rank max_loras max_model_len max_num_seqs
+    mm_device_do_normalize mm_processor_kwargs model scheduler_cls seed skip_tokenizer_init speculative_config
+    tensor_parallel_size weight_transfer_config worker_cls worker_extension_cls
     """.split()
 )
 """vLLM's arguments that `vllm.options` may not set: a key of dart sets them, or exactness depends on them."""
@@ -265,3 +267,16 @@ def vllm_problem() -> str:
     if not SpecifierSet(VLLM_VERSIONS).contains(installed[1], prereleases=True):
         return f"{' '.join(installed)} is installed, dart works with {VLLM_VERSIONS}; {fix}"
     return ""
+
+
+def kernel_problem() -> str:
+    """Return why a GPU cannot compute recurrent layers (Gated DeltaNet) here, and the fix; empty if it can.
+
+    transformers' own rule needs no package, but on a GPU it would take many times as long. vLLM has its kernel.
+    """
+    if importlib.util.find_spec("fla") is not None:
+        return ""
+    return (
+        "a GPU computes its recurrent layers with flash-linear-attention, which is not installed; pip install "
+        "flash-linear-attention (or -e '.[hybrid]' in dart's folder)"
+    )

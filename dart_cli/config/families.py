@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from bus.error_texts import did_you_mean
 from bus.errors import ConfigError, ModelError
 from dart_cli.config.architecture import MODEL_TYPES
-from dart_cli.config.model_folder import Screens, folder_of, read_json, screens
+from dart_cli.config.model_folder import Screens, class_problem, folder_of, read_config, screens
 from dart_cli.config.schema import Config
 
 FAMILY_KEY = "policy.family"
@@ -34,7 +34,7 @@ AUTO, NONE = "auto", "none"
 
 PROMPTS = Path(__file__).parents[1] / "language" / "prompts"
 
-_OWN_TYPES = ("qwen3_5", "qwen3_5_moe", "glm4v_moe")
+_OWN_TYPES = ("glm4v_moe",)
 """Model types that belong to one family alone. A Qwen2-VL, for example, may belong to several families or to
 none."""
 _CARD = "README.md"
@@ -62,6 +62,11 @@ class Family:
     previous_line: str = "Step {step}: {action}\n"
     previous_none: str = "None"
     thought: str = "kept"  # what becomes of thoughts in the history
+    history_images_most: int = 0
+    thinking: str = "auto"
+    later_screen: str = "{screen}"  # around a screen that is not in the message of the instruction
+    past_screen: str = ""  # around such a screen of a past turn, where that differs
+    dropped_screen: str | None = None  # the message in its place; None for no message
     bounds: Screens | None = None  # sizes of a preprocessor that only its folders have
     note: str = ""
 
@@ -88,10 +93,12 @@ VALUES = (
     "action_parser",
     "coordinates",
     "history_images",
+    "history_images_most",
     "history_turns",
     "system_prompt",
     "template",
     "part_order",
+    "thinking",
 )
 """Keys of [policy] that a family sets."""
 
@@ -107,8 +114,9 @@ def values_of(name: str) -> dict[str, tuple[Any, str]]:
     """Return the value and the origin of each key that a family of FAMILIES sets."""
     family, origin = FAMILIES[name], f"family {name}"
     values: dict[str, tuple[Any, str]] = {}
-    for key in ("action_parser", "coordinates", "history_images", "history_turns", "part_order"):
-        values[key] = getattr(family, key), origin
+    for key in VALUES:
+        if key not in ("system_prompt", "template"):
+            values[key] = getattr(family, key), origin
     for key, file in (
         ("system_prompt", f"{family.system or family.prompt or name}.system.txt"),
         ("template", f"{family.prompt or name}.template.txt"),
@@ -127,17 +135,15 @@ def _prompt(file: str) -> str:
 def recognise(folder: Path) -> Recognised:
     """Return the family of a model folder. Raises ConfigError where the folder fits no family, or several."""
     try:
-        config = read_json(folder, "config.json")
+        config = read_config(folder)
     except ModelError as fault:
-        raise ConfigError(
-            f'= "auto" reads the folder of model.path: {fault}; name the family'
-        ) from None
+        fix = "" if folder.is_dir() else "; name the family"
+        raise ConfigError(f'= "auto" reads the folder of model.path: {fault}{fix}') from None
     kind = str(config.get("model_type"))
     possible = {name: family for name, family in FAMILIES.items() if kind in family.model_types}
     if not possible:
         raise ConfigError(
-            f'= "auto": no family has model_type {kind[:40]!r} ({folder}/config.json); set "none" and '
-            "policy.action_parser, or name one"
+            f'= "auto" reads the folder of model.path: {class_problem(folder, config)}'
         )
     candidates = {name: family for name, family in possible.items() if family.name_pattern}
     if len(candidates) == 1 and kind in _OWN_TYPES:

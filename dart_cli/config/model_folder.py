@@ -4,6 +4,8 @@ BUILTIN          the names of the models that ship with dart, and their folders
 model_folder     the folder that a `model.path` names; `resolve` also requires that it exists
 folder_of        the model folder of a configuration; None for a model that ships with dart
 check_folder     raises an error unless the files are there and dart loads the class
+model_config     the config.json of a folder whose class dart loads; `read_config` also of any other class
+class_problem    why dart does not load the class in a config.json, and the fix
 model_problem    why a `model.path` cannot be loaded, and the fix
 is_model_folder  returns True for a model folder, and False for a run directory
 weight_files     the safetensors files of a folder
@@ -48,13 +50,27 @@ SINGLE = "model.safetensors"
 ADAPTERS = "adapter_config.json"
 """The file that a folder of LoRA adapters has in place of a config.json."""
 
+EXAMPLES = {
+    "qwen2_vl": "Qwen2-VL, UI-TARS",
+    "qwen2_5_vl": "Qwen2.5-VL, UI-TARS-1.5",
+    "qwen3_vl": "Qwen3-VL, GUI-Owl-1.5",
+    "qwen3_5": "Qwen3.5, Holo3.1",
+}
+"""Models of each class."""
+_CLASSES = [f"{kind} ({EXAMPLES[kind]})" for kind in MODEL_TYPES]
 CLASSES_CURE = (
-    f"take a checkpoint of class {', '.join(MODEL_TYPES[:-1])} or {MODEL_TYPES[-1]}, the only ones that dart loads "
-    "(docs/families.md lists their families)"
+    f"take a checkpoint of class {', '.join(_CLASSES[:-1])} or {_CLASSES[-1]}: "
+    "docs/policy.md#classes-that-we-do-not-take"
 )
+MIXTURE = "mixtures of experts are not supported yet"
+_IMAGE_WORDS = ("vision", "visual", "image", "img", "pixel")
+"""The config.json of a model that sees has one of these words in a key."""
+_QUANTISED = ("quantization_config", "compression_config", "quantization")
+"""Keys of the config.json of quantised weights: transformers', compressed-tensors' older one, MLX'."""
 
 _PICKLED = ("*.bin", "*.pt", "*.pth")
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", *_PICKLED)
+_GGUF = "*.gguf"
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", _GGUF, *_PICKLED)
 _MADE_BY = {
     "recall-base": "scripts/shipped_models/build_recall.py",
 }
@@ -133,15 +149,7 @@ def check_folder(folder: Path) -> dict[str, Any]:
 
     No code of the folder is run, whatever its `auto_map` names.
     """
-    _refuse_adapters(folder)
-    config = read_json(folder, "config.json")
-    refuse_class(folder, config)
-    if quantised := config.get("quantization_config"):
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        raise ModelError(
-            f"{folder / 'config.json'} has a quantization_config ({method or 'unnamed'}): quantised "
-            "weights cannot be trained; fetch the model's float32, float16 or bfloat16 weights"
-        )
+    config = model_config(folder)
     weight_files(folder)
     if not (folder / TOKENIZER).is_file():
         raise _missing(folder / TOKENIZER)
@@ -154,14 +162,63 @@ def check_folder(folder: Path) -> dict[str, Any]:
     return config
 
 
-def refuse_class(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise ModelError unless dart loads the class that the config.json of a folder names."""
-    kind = config.get("model_type")
-    if kind not in MODEL_TYPES:
+def model_config(folder: Path) -> dict[str, Any]:
+    """Return the config.json of a folder. Raises ModelError unless dart loads its class and trains its weights."""
+    config = read_config(folder)
+    if problem := class_problem(folder, config):
+        raise ModelError(problem)
+    if key := next((key for key in _QUANTISED if config.get(key)), ""):
+        method = config[key].get("quant_method") if isinstance(config[key], dict) else None
         raise ModelError(
-            f"{folder / 'config.json'}: model_type is {str(kind or 'missing')[:60]}, which dart does not load; "
-            f"{CLASSES_CURE}"
+            f"{folder / 'config.json'} has a {key} ({method or 'unnamed'}): quantised "
+            "weights cannot be trained; fetch the model's float32, float16 or bfloat16 weights"
         )
+    return config
+
+
+def class_problem(folder: Path, config: Mapping[str, Any]) -> str:
+    """Return why dart does not load the class in the config.json of a folder, and the fix; empty if it does.
+
+    Only the text of `config` decides, so it may be newer than the installed transformers.
+    """
+    kind = str(config.get("model_type") or "missing")[:60]
+    reason = ""
+    if kind in MODEL_TYPES:
+        if isinstance(config.get("vision_config"), dict):
+            return ""
+        reason = " without a vision_config: it has no vision tower"
+    elif kind.removesuffix("_moe") in MODEL_TYPES:
+        reason = f": {MIXTURE}"
+    elif "auto_map" in config:
+        reason = ": it is Python code in its folder (auto_map), which is never run"
+    elif kind.removesuffix("_text") in MODEL_TYPES or not any(
+        word in key for key in config for word in _IMAGE_WORDS
+    ):
+        reason = ": it has no vision tower"
+    return (
+        f"{folder / 'config.json'}: model_type is {kind}, which dart does not load{reason}; "
+        f"{CLASSES_CURE}"
+    )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the config.json of a folder, of whatever class.
+
+    Raises ModelError for a folder of another format: adapters alone or beside a model, and GGUF.
+    """
+    # transformers would add adapters that lie beside a model to its layers, without a word.
+    if (folder / ADAPTERS).is_file():
+        base = read_json(folder, ADAPTERS).get("base_model_name_or_path") or "of unknown name"
+        raise ModelError(
+            f"{folder} has LoRA adapters ({ADAPTERS}) of the model {str(base)[:200]}; name that model's folder, "
+            "and this one as model.adapters, or merge both (`dart export RUN OUT --merged`)"
+        )
+    if any(folder.glob(_GGUF)) and not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"{folder} has weights in the format GGUF, which cannot be trained; fetch the safetensors of the model "
+            "that they were made from"
+        )
+    return read_json(folder, "config.json")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -193,17 +250,6 @@ def weight_files(folder: Path) -> list[Path]:
         )
         raise ModelError(f"{folder} has no *.safetensors; {fix}{_FOR_A_PLAN}")
     return files
-
-
-def _refuse_adapters(folder: Path) -> None:
-    """Raise ModelError for a folder of adapters, as `dart export` and peft write it."""
-    if (folder / "config.json").exists() or not (folder / ADAPTERS).is_file():
-        return
-    base = read_json(folder, ADAPTERS).get("base_model_name_or_path") or "of unknown name"
-    raise ModelError(
-        f"{folder} has LoRA adapters ({ADAPTERS}) of the model {str(base)[:200]}, no model of its own; "
-        "name that model's folder, or `dart export RUN OUT --merged` writes both as one model"
-    )
 
 
 def is_model_folder(folder: Path) -> bool:

@@ -21,9 +21,11 @@ from typing import Any, NamedTuple
 from bus.errors import ModelError
 from dart_cli.config.architecture import FULL, LINEAR
 from dart_cli.config.families import FAMILIES, Family
-from dart_cli.config.model_folder import CLASSES_CURE
+from dart_cli.config.model_folder import CLASSES_CURE, MIXTURE
 from dart_cli.config.schema import Config
 
+_ACTIVE = re.compile(r"(?<![a-z\d])a\d+(?:\.\d+)?b(?![a-z\d])", re.IGNORECASE)
+"""Matches the active parameters in the name of a mixture of experts, e.g. A3B."""
 _BILLIONS = re.compile(r"(?<![\d.a-z])(\d+(?:\.\d+)?)b(?![a-z\d])", re.IGNORECASE)
 
 
@@ -279,6 +281,8 @@ def published_of(config: Config) -> Published:
     not load it.
     """
     path = config.model.path
+    if _ACTIVE.search(Path(path).name):
+        raise ModelError(f"model.path = {path} is no folder, and {MIXTURE}; {CLASSES_CURE}")
     name = config.policy.family
     families = {name: FAMILIES[name]} if name in FAMILIES else _families_by_name(Path(path).name)
     for family in families.values():

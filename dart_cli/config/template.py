@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from bus.errors import ConfigError
+from dart_cli.config.families import NONE, VALUES
 from dart_cli.config.readers import read_by
 from dart_cli.config.rules.check import reader_of
 from dart_cli.config.schema import Section, inner_section, section_types
@@ -30,13 +31,15 @@ CONFIG_NAME = "dart.toml"
 TEMPLATES = {
     "tiny": "the tiny model on a CPU, with seven kinds of multi-step tasks; it learns in minutes",
     "own-env": "a small model that can read, on your environment my_env.py, to edit; it learns in minutes",
-    "7b": "UI-TARS-1.5-7B on GPUs; name the model's folder and your suite",
+    "9b": "Qwen3.5-9B on GPUs; name the model's folder and your suite",
+    "7b": "UI-TARS-1.5-7B on GPUs, as DART trains it; name the model's folder and your suite",
 }
 ENV_NAME = "my_env.py"
 _FILES = Path(__file__).parent / "templates"
 _CALLED = {
     "tiny": "my-run/dart.toml",
     "own-env": "docs/examples/guests.toml",
+    "9b": "configs/qwen3.5-9b.toml",
     "7b": "configs/ui-tars-7b.toml",
 }
 """The path that the comments of a template name; the path of the new file replaces it."""
@@ -128,7 +131,8 @@ def starter_toml(path: Path, template: str, values: Mapping[str, Mapping[str, An
 
 
 def _starter_lines(section: type[Section], own_values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a section: each key below its text."""
+    """Yield the lines of a section: each key below its text. A key that the family sets is a comment."""
+    by_family = VALUES if own_values.get("family", NONE) != NONE else ()
     for key, field in section.model_fields.items():
         if inner_section(field.annotation):
             continue  # it comes after its section
@@ -138,6 +142,10 @@ def _starter_lines(section: type[Section], own_values: Mapping[str, Any]) -> Ite
         value = to_toml(own_values[key]) if key in own_values else default
         if value != default:
             yield f"# Default: {'unset' if default is None else default}"
+        if key in by_family and key not in own_values:
+            yield "# The family sets it; without a family:"
+            yield f"# {key} = {value}"
+            continue
         yield f"# {key} =" if value is None else f"{key} = {value}"
 
 

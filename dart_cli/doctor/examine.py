@@ -39,6 +39,8 @@ from dart_cli.runtime.run_dir import read_run
 Check = Callable[[], Iterable[Finding]]
 _UNFIT = ("plan", "up.train_gpus", "up.rollout_gpus", "train.ranks")
 """Subjects of the errors which mean that a run does not fit this host."""
+_LOADING = ("values", "parity")
+"""Checks that load the model. An error of its folder that another check has reported is not repeated."""
 _GPU_KEYS = (
     "rollout.device",
     "train.device",
@@ -128,12 +130,15 @@ def examine(
             for name, (is_requested, check) in more.items()
             if is_requested
         }
-    lacks_gpus = False
+    lacks_gpus, errors = False, list[str]()
     for subject, check in checks.items():
         for finding in run_check(subject, check):
             if lacks_gpus and finding.subject in _GPU_KEYS and NO_GPU in finding.text:
                 # The error about the GPUs names this key already.
                 continue
+            if subject in _LOADING and any(finding.text in text for text in errors):
+                continue
+            errors += [finding.text] if finding.level == "error" else []
             lacks_gpus |= finding.subject == "gpu" and finding.level == "error"
             yield finding
 

@@ -58,7 +58,7 @@ class EnginePlan:
     """What one engine needs, in bytes of each of its GPUs."""
 
     weights: int
-    cache: int  # keys and values
+    cache: int  # keys and values, and states of recurrent layers
     passing: int  # activations and graphs
     prompts: float  # how many longest prompts fit into the cache
     features: int = 0  # of screens that later prompts show again
@@ -194,12 +194,12 @@ def _engine(
     `memory` is the bytes of a GPU, None for an engine on the CPU. `screen` is the tokens of a screen.
     """
     wide = WIDTH[config.model.dtype]
-    token = shape.cached * wide
+    prompt = longest * shape.cached * wide + shape.state_bytes(wide)
     if config.rollout.engine != "vllm":
         cache = KV_CACHE_MB * MIB
         prefix_cache = PREFIX_CACHE_MB * MIB
         passing = longest * wide * (4 * shape.width + 2 * shape.mlp)
-        prompts = cache / (longest * token)
+        prompts = cache / prompt
         return EnginePlan(wide * shape.parameters, cache + prefix_cache, passing, prompts)
     image_tokens = screens_in_play(config) * screen
     if memory is None:
@@ -214,7 +214,7 @@ def _engine(
         weights=room.weights,
         cache=room.cache,
         passing=room.passing,
-        prompts=room.cache * config.vllm.tensor_parallel / (longest * token),
+        prompts=room.cache * config.vllm.tensor_parallel / prompt,
         features=room.features,
         screens=room.feature_tokens // screen,
     )

@@ -22,10 +22,9 @@ from dart_cli.config.devices import gpus_here, listed_gpus
 from dart_cli.config.model_folder import (
     BUILTIN,
     Screens,
+    model_config,
     model_folder,
     model_problem,
-    read_json,
-    refuse_class,
     resolve,
     screens,
     screens_from,
@@ -189,9 +188,7 @@ def _small_files(config: Config) -> tuple[dict[str, Any], Screens, str]:
     path = config.model.path
     if path.startswith("builtin:") or model_folder(path).is_dir():
         folder = resolve(path)
-        tree = read_json(folder, "config.json")
-        refuse_class(folder, tree)
-        return tree, screens(folder), ""
+        return model_config(folder), screens(folder), ""
     published = published_of(config)
     if not published.is_size_of(path):
         raise ModelError(

@@ -311,7 +311,8 @@ def family(config: Config, *, of_model: bool = False) -> Iterator[Finding]:
         recognised = None
         if name == NONE:
             problem, _, fix = str(fault).partition("; ")
-            yield warning("family", f"policy.family {problem}", fix or "see docs/families.md")
+            if problem.rpartition("model.path: ")[2] not in model_problem(config.model.path):
+                yield warning("family", f"policy.family {problem}", fix or "see docs/families.md")
             return
     if name == NONE and recognised is not None:
         name = recognised.name

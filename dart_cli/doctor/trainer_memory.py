@@ -1,10 +1,11 @@
 """Compute the memory of one trainer rank at its peak: pure formulas, in bytes.
 
-TrainerSetup       the inputs of the formulas, beside the model's shape
-TrainerMemory      the memory of one rank, by part
-trainer_memory     computes the peak of an update
-layer_activations  what a layer of the language model stores of a token for the backward pass
-block_activations  what a block of the vision tower stores of a patch, if the tower is trained
+TrainerSetup           the inputs of the formulas, beside the model's shape
+TrainerMemory          the memory of one rank, by part
+trainer_memory         computes the peak of an update
+layer_activations      what a layer with attention stores of a token for the backward pass
+recurrence_activations what a DeltaNet layer stores of it
+block_activations      what a block of the vision tower stores of a patch, if the tower is trained
 
 The formulas follow `dart_cli/train` with FSDP2 (docs/hardware.md). Trained parameters are the float32
 masters, in shards over the ranks, with float32 gradients and AdamW's two moments. Frozen parameters are whole
@@ -41,6 +42,9 @@ MASTER, GRADIENT, MOMENTS = 4, 4, 8
 
 UpdatePhase = Literal["head", "norm", "last", "next", "first", "tower", "end"]
 """A phase of an update. The module's docstring describes the phases."""
+
+RULE_CHUNK = 64
+"""Tokens of a chunk of the gated delta rule, in both of its implementations."""
 
 CONTEXT = 2_500_000_000
 """Bytes of a GPU's context, kernels and NCCL's buffers (assumed)."""
@@ -106,18 +110,67 @@ def trained_parameters(shape: Shape, setup: TrainerSetup) -> int:
 
 
 def layer_activations(shape: Shape, dtype: str) -> int:
-    """Return the bytes that a layer stores of a token for the backward pass, without recompute.
+    """Return the bytes that a layer with attention stores of a token for the backward pass, without recompute.
 
-    Two norms store their input in float32, normalised, and scaled. Attention stores queries, keys, values,
-    its output, and the float32 logarithm of each head's sum. The MLP stores gate, its activation, up, and
-    their product.
+    Attention stores queries, keys, values, its output, and the float32 logarithm of each head's sum; where a
+    gate multiplies the output, the gate and the product too. Normalised heads are stored as they were before.
     """
     wide = WIDTH[dtype]
-    norms = 2 * (4 + 2 * wide) * shape.width
-    attention = wide * (2 * shape.queries + 2 * shape.keys) + 4 * (shape.queries // shape.head)
-    mlp = 4 * wide * shape.mlp
-    heads = (4 + wide) * (shape.queries + shape.keys) if shape.normed_heads else 0
-    return norms + attention + mlp + heads
+    queries, keys = shape.queries, shape.keys
+    attention = wide * (2 * queries + 2 * keys) + 4 * (queries // shape.head)
+    if shape.normed_heads:
+        attention += (_norm(shape, wide) - wide) * (queries + keys)
+    if shape.gated:
+        attention += 2 * wide * queries
+        if (
+            dtype == "float32"
+        ):  # where queries need no copy to be normalised, their gates stay beside them
+            attention += wide * queries
+    return _around(shape, wide) + attention
+
+
+def recurrence_activations(shape: Shape, dtype: str) -> int:
+    """Return the bytes that a DeltaNet layer stores of a token for the backward pass, without recompute.
+
+    The convolution stores its input and its output. The rule is another one for each dtype
+    (dart_cli/policy/delta_net.py). In bfloat16 it is flash-linear-attention's kernel, which stores queries,
+    keys, values and a matrix of each chunk, and computes the states again. In float32 it is transformers', which
+    stores each step of a chunk, and the state after it. The gated norm computes in float32.
+    """
+    wide, delta = WIDTH[dtype], shape.delta
+    if delta is None:
+        return 0
+    heads, keys, values = delta.heads, delta.heads * delta.key_head, delta.values
+    if dtype == "float32":
+        states = keys * delta.value_head // RULE_CHUNK
+        rule = 4 * (12 * keys + 3 * values + 5 * RULE_CHUNK * heads + states) + 40 * heads
+    else:
+        rule = wide * (2 * keys + values + RULE_CHUNK * heads) + 28 * heads
+    convolution, norm = 2 * wide * delta.mixed, 3 * (4 + wide) * values
+    return _around(shape, wide) + convolution + rule + norm
+
+
+def _around(shape: Shape, wide: int) -> int:
+    """Return the bytes that a layer stores of a token beside its attention: two norms and the MLP.
+
+    The MLP stores gate, its activation, up, and their product.
+    """
+    return 2 * _norm(shape, wide) * shape.width + 4 * wide * shape.mlp
+
+
+def _norm(shape: Shape, wide: int) -> int:
+    """Return the bytes that a norm stores for each number: in float32, normalised, and scaled.
+
+    Qwen3.5 scales in float32, the other classes in the model's dtype.
+    """
+    return 8 + wide if shape.gated else 4 + 2 * wide
+
+
+def _layers(shape: Shape, dtype: str, count: int) -> int:
+    """Return the bytes that the first `count` layers store of a token, without recompute."""
+    recurrences = sum(place < count for place in shape.delta.places) if shape.delta else 0
+    with_attention = (count - recurrences) * layer_activations(shape, dtype)
+    return with_attention + recurrences * recurrence_activations(shape, dtype)
 
 
 def block_activations(shape: Shape, dtype: str) -> int:
@@ -128,7 +181,7 @@ def block_activations(shape: Shape, dtype: str) -> int:
     """
     wide = WIDTH[dtype]
     of_width = {"qwen2_5_vl": 2 * (4 + 2 * wide) + 7 * wide}.get(shape.kind, 11 * wide)
-    of_mlp = {"qwen2_vl": 3, "qwen2_5_vl": 4, "qwen3_vl": 2}[shape.kind] * wide
+    of_mlp = {"qwen2_vl": 3, "qwen2_5_vl": 4}.get(shape.kind, 2) * wide
     return of_width * shape.vision_width + of_mlp * shape.vision_mlp
 
 
@@ -189,12 +242,11 @@ def _permanent(shape: Shape, setup: TrainerSetup, whole_gradients: int) -> dict[
 def _at_head(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
     """Return the parts after the forward pass, with the distributions of a chunk and the head's gradient."""
     wide = WIDTH[setup.dtype]
-    per_token = wide * shape.width if setup.recompute else layer_activations(shape, setup.dtype)
-    last_norm = (4 + 2 * wide) * shape.width
-    gathered = wide * (shape.embedding + shape.layer) if _gathers(setup) else 0
+    last_norm, last = _norm(shape, wide) * shape.width, shape.parameters_of(shape.layers - 1)
+    gathered = wide * (shape.embedding + last) if _gathers(setup) else 0
     return {
         "activations": setup.tokens
-        * (shape.layers * per_token + last_norm + _positions(shape, wide)),
+        * (_stored(shape, setup, shape.layers) + last_norm + _positions(shape, wide)),
         "features": _features(shape, setup, wide),
         "gathered": gathered,
         "head": _scoring(shape, setup, wide),
@@ -222,13 +274,13 @@ def _scoring(shape: Shape, setup: TrainerSetup, wide: int) -> int:
 def _at_norm(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
     """Return the parts in the last norm's backward pass: its input and five more float32 tensors."""
     wide = WIDTH[setup.dtype]
-    per_token = wide * shape.width if setup.recompute else layer_activations(shape, setup.dtype)
-    norm = 6 * 4 * shape.width
+    norm, last = 6 * 4 * shape.width, shape.parameters_of(shape.layers - 1)
     gathers = _gathers(setup)
     return {
-        "activations": setup.tokens * (shape.layers * per_token + norm + _positions(shape, wide)),
+        "activations": setup.tokens
+        * (_stored(shape, setup, shape.layers) + norm + _positions(shape, wide)),
         "features": _features(shape, setup, wide),
-        "gathered": wide * (shape.embedding + shape.layer) if gathers else 0,
+        "gathered": wide * (shape.embedding + last) if gathers else 0,
         "head": wide * shape.embedding if gathers else 0,
     }
 
@@ -240,16 +292,19 @@ def _at_layer(shape: Shape, setup: TrainerSetup, index: int) -> dict[str, int]:
     already, and the gradients of the layer after it are being reduced.
     """
     wide = WIDTH[setup.dtype]
-    one = layer_activations(shape, setup.dtype)
-    others = index * wide * shape.width if setup.recompute else (index - 1) * one
+    one = _layers(shape, setup.dtype, index) - _layers(shape, setup.dtype, index - 1)
+    others = _stored(shape, setup, index if setup.recompute else index - 1)
     backward = 2 * wide * shape.mlp + 2 * wide * shape.width
-    before = shape.layer if index > 1 else 0 if shape.tied else shape.embedding
-    reduced = 4 * shape.layer if index < shape.layers else 0
+    own = shape.parameters_of(index - 1)
+    before = 0 if shape.tied else shape.embedding
+    if index > 1:
+        before = shape.parameters_of(index - 2)
+    reduced = 4 * shape.parameters_of(index) if index < shape.layers else 0
     gathers = _gathers(setup)
     return {
         "activations": setup.tokens * (others + one + backward + _positions(shape, wide)),
         "features": _features(shape, setup, wide),
-        "gathered": wide * (shape.embedding + shape.layer + before) if gathers else 0,
+        "gathered": wide * (shape.embedding + own + before) if gathers else 0,
         "head": wide * shape.embedding if gathers else 0,
         "reduced": reduced if gathers else 0,
     }
@@ -299,6 +354,13 @@ def _with_tower(
 def _gathers(setup: TrainerSetup) -> bool:
     """Return True if weights are gathered from shards. With LoRA each rank has the whole frozen model."""
     return setup.sharded and not setup.adapters
+
+
+def _stored(shape: Shape, setup: TrainerSetup, count: int) -> int:
+    """Return the bytes that the first `count` layers keep of a token; with recompute only their inputs."""
+    if setup.recompute:
+        return count * WIDTH[setup.dtype] * shape.width
+    return _layers(shape, setup.dtype, count)
 
 
 def _positions(shape: Shape, wide: int) -> int:

@@ -11,14 +11,16 @@ A prefill computes the tokens that the prefix cache (dart_cli.engines.caches) do
 prefill end in the same column, so each computes as many tokens as the row with the most to compute; rows that
 differ much run in separate passes. Equal prompts that join together are computed once.
 
-Recurrent layers can begin only where a snapshot of their states was taken. So with such layers each row
-computes exactly the tokens after its snapshot, with padding between the earlier tokens and these:
+Recurrent layers can begin only where a snapshot of their states was taken (dart_cli.engines.states). So with
+such layers each row computes exactly the tokens after its snapshot, with padding between the earlier tokens
+and these:
 
     column      0  1  2  3  4  5  6  7
     row 0       a  b  c  d  |  e  f  g  h      4 earlier tokens, 4 new ones
     row 1       .  .  p  q  |  .  .  .  r      2 earlier tokens, 1 new one
 
-The padding is taken out before the rows join the batch.
+The padding is taken out before the rows join the batch. While a row is decoded, it has a snapshot at its last
+whole block, which moves along with it. So the next step of a trajectory does not compute the completion again.
 """
 
 from __future__ import annotations
@@ -44,12 +46,15 @@ from dart_cli.engines.caches import (
 from dart_cli.engines.pointer_sampling import PointerSampler
 from dart_cli.engines.requests import ActiveRequest
 from dart_cli.engines.sampling import sample
-from dart_cli.policy.delta_net import StateCache
+from dart_cli.policy.delta_net import LayerStates, StateCache
 from dart_cli.policy.forward import ImageFeatures, ModelInputs, last_hidden, vocabulary_logits
 from dart_cli.policy.loader import LoadedPolicy
 
 SMALL_PREFILL = 256
 """Tokens of a row up to which a pass costs hardly more than with fewer."""
+SHORT_PARTING = 64
+"""Tokens that are not worth a snapshot where prompts part; it has the bytes of about 2,000 tokens' keys and
+values."""
 
 
 @dataclass
@@ -71,6 +76,14 @@ class Prefilled:
 
 
 @dataclass(frozen=True)
+class _Snapshots:
+    """The snapshots that a prefill leaves."""
+
+    keys: list[bytes]  # [S]
+    states: list[LayerStates]  # of each recurrent layer, S sequences
+
+
+@dataclass(frozen=True)
 class _Prompt:
     """Requests with equal tokens and screens, which share one row of a prefill."""
 
@@ -85,23 +98,27 @@ class _Prompt:
         """The number of tokens to compute, at least one."""
         return len(self.token_ids) - self.start
 
-    @property
+    def key(self, end: int) -> bytes | None:
+        """Return the key of the block that ends before token `end`; None for the first token."""
+        return self.keys[end // BLOCK - 1] if end else None
+
     def cuts(self) -> list[int]:
-        """The tokens before which snapshots of recurrent states are taken.
+        """Return the tokens before which snapshots of recurrent states are taken.
 
         These are the end of the prompt, and the token where it parts from an earlier one.
         """
         end = (len(self.token_ids) - 1) // BLOCK * BLOCK
         parting = min(len(self.blocks) * BLOCK, end)
-        return sorted({cut for cut in (parting, end) if cut > self.start})
+        cuts = [parting] if parting >= self.start + SHORT_PARTING else []
+        return sorted({*cuts, end} - {self.start, 0})
 
 
 class RunningBatch:
     """The rows that are decoded, in no particular order. For one thread.
 
-    `cache_bytes` bounds the keys and values of the rows, where every row counts with the greatest length that
-    any of them can reach; a single request is served whatever its size. `prefix_bytes` bounds the keys and
-    values of earlier requests.
+    `cache_bytes` bounds the keys, values and states of the rows, where every row counts with the greatest length
+    that any of them can reach; a single request is served whatever its size. `prefix_bytes` bounds those of
+    earlier requests.
     """
 
     def __init__(
@@ -141,10 +158,14 @@ class RunningBatch:
         """Compute the prompts of `jobs` and draw a token of `version` for each; the batch stays as it is."""
         prompts = self._prompts(jobs)
         passes = [self._prefill(part, version) for part in _alike(prompts)]
-        for prefilled in passes:
+        # Nothing is stored before, because that may overwrite what a later pass reads.
+        for prefilled, snapshots in passes:
             rows = list(enumerate(prefilled.jobs))
             self._store(prefilled.cache, rows, prefilled.lengths, end=max(prefilled.lengths))
-        return passes
+            if snapshots is not None and self._prefixes.snapshots is not None:
+                with contextlib.suppress(torch.OutOfMemoryError):
+                    self._prefixes.snapshots.store(snapshots.keys, snapshots.states)
+        return [prefilled for prefilled, _ in passes]
 
     def _prompts(self, jobs: Sequence[ActiveRequest]) -> list[_Prompt]:
         """Return the distinct prompts of `jobs`, in order."""
@@ -164,47 +185,45 @@ class RunningBatch:
             prompts[key].jobs.append(job)
         return list(prompts.values())
 
-    def _prefill(self, prompts: Sequence[_Prompt], version: int) -> Prefilled:
-        """Run one pass over `prompts`, in which each computes as many tokens as the one with the most."""
+    def _prefill(
+        self, prompts: Sequence[_Prompt], version: int
+    ) -> tuple[Prefilled, _Snapshots | None]:
+        """Run one pass over `prompts`, and return also the snapshots to take of recurrent layers."""
         # 1. Read the tokens before these from the prefix cache, and compute the rest.
         policy, snapshots = self._policy, self._prefixes.snapshots
         firsts = [prompt.jobs[0] for prompt in prompts]
         lengths = [len(prompt.token_ids) for prompt in prompts]
         new = max(prompt.new for prompt in prompts)
-        starts = [max(0, length - new) for length in lengths]
-        keys: list[bytes | None] = [None] * len(prompts)
-        if snapshots is not None:
+        if snapshots is None:  # each row computes as many tokens as the one with the most
+            starts = [max(0, length - new) for length in lengths]
+            cuts: list[list[int]] = [[] for _ in prompts]
+        else:
             starts = [prompt.start for prompt in prompts]
-            keys = [
-                prompt.keys[start // BLOCK - 1] if start else None
-                for prompt, start in zip(prompts, starts, strict=True)
-            ]
+            cuts = [prompt.cuts() if snapshots.capacity else [] for prompt in prompts]
         past = [
-            CachedPrefix(prompt.blocks, start, key)
-            for prompt, start, key in zip(prompts, starts, keys, strict=True)
+            CachedPrefix(prompt.blocks, start, None if snapshots is None else prompt.key(start))
+            for prompt, start in zip(prompts, starts, strict=True)
         ]
         cache = self._prefixes.read(past, max(starts))
         inputs = policy.inputs_of(
             [prompt.token_ids for prompt in prompts], [job.images for job in firsts]
         )
         inputs, features = self._rest(inputs, firsts, new)
-        mask = _mask(
-            starts, [length - start for length, start in zip(lengths, starts, strict=True)]
-        )
-        inputs = replace(inputs, attention_mask=mask)
-        cuts = (
-            []
-            if snapshots is None
-            else [
-                [cut + new - length for cut in prompt.cuts]
-                for prompt, length in zip(prompts, lengths, strict=True)
-            ]
-        )
+        mask = _mask(starts, lengths)
         hidden = last_hidden(
-            policy.model, inputs, last=1, features=features, cache=cache, cuts=cuts
+            policy.model,
+            replace(inputs, attention_mask=mask),
+            last=1,
+            features=features,
+            cache=cache,
+            cuts=[  # in columns of this pass
+                [cut + new - length for cut in row_cuts]
+                for row_cuts, length in zip(cuts, lengths, strict=True)
+            ],
         )[:, 0]
+        taken = None
         if snapshots is not None:
-            self._take_snapshots(prompts, cache)
+            taken = self._take_snapshots(prompts, cuts, cache)
             _take_out_padding(cache, mask)
         # 2. Copy the row of a prompt that several requests share, and draw a token for each request.
         rows = [row for row, prompt in enumerate(prompts) for _ in prompt.jobs]
@@ -222,27 +241,31 @@ class RunningBatch:
         self.tokens.total += total
         self.tokens.computed += computed
         self.tokens.cached += total - computed
-        return Prefilled(jobs, cache, [lengths[row] for row in rows])
+        return Prefilled(jobs, cache, [lengths[row] for row in rows]), taken
 
-    def _take_snapshots(self, prompts: Sequence[_Prompt], cache: Cache) -> None:
-        """Store the recurrent states at the cuts of `prompts`; each row has left the states of all its nodes.
+    def _take_snapshots(
+        self, prompts: Sequence[_Prompt], cuts: Sequence[Sequence[int]], cache: Cache
+    ) -> _Snapshots:
+        """Take the recurrent states at the `cuts` of `prompts` out of `cache`, and leave those at the ends.
 
-        Then keep the states at the ends of the rows alone.
+        Each row has left the states of all its nodes, one after another: one at each cut, and one at the end.
         """
-        assert self._prefixes.snapshots is not None
-        nodes: list[tuple[bytes, int]] = []
+        snapshots = self._prefixes.snapshots
+        assert snapshots is not None
+        keys: list[bytes] = []
+        nodes: list[int] = []
         ends: list[int] = []
-        for prompt in prompts:
-            node = ends[-1] + 1 if ends else 0
-            for cut in prompt.cuts:
-                nodes.append((prompt.keys[cut // BLOCK - 1], node))
-                node += 1
-            ends.append(node)
-        with contextlib.suppress(torch.OutOfMemoryError):
-            self._prefixes.snapshots.store(cache, nodes)
+        first = 0
+        for prompt, row_cuts in zip(prompts, cuts, strict=True):
+            keys += [prompt.keys[cut // BLOCK - 1] for cut in row_cuts]
+            ends.append(first + len(row_cuts))
+            nodes += range(first, ends[-1])
+            first = ends[-1] + 1
+        taken = _Snapshots(keys, snapshots.select(cache, nodes) if keys else [])
         for layer in cache.layers:
-            if isinstance(layer, StateCache):
+            if keys and isinstance(layer, StateCache):
                 layer.batch_select_indices(torch.tensor(ends).to(layer.device))
+        return taken
 
     def _rest(
         self, inputs: ModelInputs, jobs: Sequence[ActiveRequest], new: int
@@ -336,19 +359,40 @@ class RunningBatch:
         )
         hidden = last_hidden(self._policy.model, inputs, last=1, cache=self._cache)[:, 0]
         self._cache.end_pass()
+        self._move_snapshots()
         for job in self.jobs:
             job.position += 1
         self._draw(self.jobs, hidden, version)
+
+    def _move_snapshots(self) -> None:
+        """Take a snapshot of each row that is at the end of a block, in place of the one at the block before.
+
+        Snapshots within the prompts stay, because other requests may have them in common.
+        """
+        snapshots = self._prefixes.snapshots
+        if snapshots is None or not snapshots.capacity:
+            return
+        rows: list[int] = []
+        keys: list[bytes] = []
+        former: list[bytes] = []
+        for row, (job, length) in enumerate(zip(self.jobs, self._cache.lengths, strict=True)):
+            if length % BLOCK or job.weights != self._weights:
+                continue
+            of_row = job.block_keys(job.token_ids[:length], self._policy.image_token_id)
+            rows.append(row)
+            keys.append(of_row[-1])
+            if length - BLOCK > len(job.request.prompt_token_ids):
+                former.append(of_row[-2])
+        with contextlib.suppress(torch.OutOfMemoryError):
+            if rows:
+                snapshots.store(keys, snapshots.select(self._cache, rows), former)
 
     @torch.inference_mode()
     def store_prefixes(self, jobs: Container[ActiveRequest]) -> None:
         """Store the keys and values of ended requests, so that later requests can begin from them.
 
-        A model with recurrent layers can only begin from snapshots, and gets none here. Do not call this after
-        their pass has failed.
+        Do not call this after their pass has failed.
         """
-        if self._prefixes.snapshots is not None:
-            return
         rows = [(row, job) for row, job in enumerate(self.jobs) if job in jobs]
         if rows:
             self._store(self._cache, rows, self._cache.lengths, self._cache.end)
@@ -379,8 +423,9 @@ class RunningBatch:
             job.builder.add(forced.get(row, tokens[row]), version)
 
 
-def _mask(earlier: Sequence[int], new: Sequence[int]) -> torch.Tensor:
-    """Return the mask [rows, columns] of rows with `earlier` tokens in a cache and `new` tokens after them."""
+def _mask(earlier: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+    """Return the mask [rows, columns] of rows of `lengths` tokens, of which a cache has the `earlier` ones."""
+    new = [length - before for before, length in zip(earlier, lengths, strict=True)]
     mask = torch.zeros((len(new), max(earlier) + max(new)), dtype=torch.long)
     for row, (before, after) in enumerate(zip(earlier, new, strict=True)):
         mask[row, max(earlier) - before : max(earlier)] = 1

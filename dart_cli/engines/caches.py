@@ -4,7 +4,8 @@
     PrefixCache          the keys and values of earlier prompts, by digest
     BlockKeys            the digests of one sequence
     kv_bytes_per_token   the size of one token's keys and values
-    state_bytes_per_row  the size of one sequence's states in recurrent layers (dart_cli.engines.states)
+    state_bytes_per_row  the size of one sequence's states in recurrent layers
+    empty_cache          a cache without tokens, with the layers that a model has
     FeatureCache         the vision tower's output for recent screens
     vision_digest        a digest of the vision tower in a weight set; features stay valid while it is equal
 
@@ -21,7 +22,8 @@ token in the last column, and a row that is removed is overwritten by the last r
 or columns, everything is copied once into a layout with spare columns.
 
 Rows end together, as with padding on the left, because masks by index require it (a sliding window counts
-columns). The caller passes the positions that rotate the keys, one per row.
+columns). The caller passes the positions that rotate the keys, one per row. Recurrent layers have one state
+per row and no columns.
 
 **Earlier prompts.** A block is BLOCK tokens of one sequence. Its digest covers all tokens up to its end and
 the content hashes of the screens among them, so a block matches only a sequence that is equal from its first
@@ -46,7 +48,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from dart_cli.engines.states import BatchStates, StateSnapshots
+from dart_cli.engines.states import StateSnapshots
 from dart_cli.policy.delta_net import StateCache
 from dart_cli.policy.forward import ImageFeatures, ModelInputs, image_features
 from dart_cli.policy.images import PreparedImage
@@ -97,6 +99,15 @@ def state_bytes_per_row(model: PreTrainedModel) -> int:
     shape = StateShape.of(model)
     element: int = model.get_input_embeddings().weight.element_size()
     return shape.nbytes(element) if shape else 0
+
+
+def empty_cache(model: PreTrainedModel) -> Cache:
+    """Return a cache without tokens for `dart_cli.policy.forward.last_hidden`."""
+    shape = StateShape.of(model)
+    recurrent = shape.layers if shape else ()
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    layers = [StateCache() if index in recurrent else DynamicLayer() for index in range(count)]
+    return Cache(layers=layers)
 
 
 class _CacheLayer(DynamicLayer):  # type: ignore[misc]  # transformers' caches are untyped
@@ -173,7 +184,7 @@ class BatchKVCache(Cache):  # type: ignore[misc]
             self._lay_out(rows, max(longest, *self.lengths))
         columns = slice(self.end - longest, self.end)
         for layer, new in zip(self.layers, fresh.layers, strict=True):
-            if isinstance(layer, BatchStates):
+            if isinstance(layer, StateCache):
                 layer.join(new.kept)
             else:
                 layer.join(new, slice(before, rows), columns)
@@ -191,8 +202,8 @@ class BatchKVCache(Cache):  # type: ignore[misc]
             self.clear()
             return order
         for layer in self.layers:
-            if isinstance(layer, BatchStates):
-                layer.remove(holes, moved, remaining)
+            if isinstance(layer, StateCache):
+                layer.batch_select_indices(torch.tensor(order).to(layer.device))
             elif holes:
                 layer.copy_rows(holes, moved, slice(self.start, self.end))
         self.lengths = [self.lengths[row] for row in order]
@@ -226,8 +237,7 @@ class BatchKVCache(Cache):  # type: ignore[misc]
         self._rows, self._columns, self.end = rows, _with_spare(columns), columns
         for new in fresh.layers:
             if isinstance(new, StateCache):
-                assert new.kept is not None
-                self.layers.append(BatchStates(new.kept, rows))
+                self.layers.append(StateCache())
                 continue
             shape = (rows, new.keys.shape[1], self._columns, new.keys.shape[3])
             # Zeros, not uninitialised memory: a masked column adds 0 times its value.
@@ -241,9 +251,7 @@ class BatchKVCache(Cache):  # type: ignore[misc]
         into = slice(columns - (self.end - self.start), columns)
         self._rows, self._columns, self.end = rows, _with_spare(columns), columns
         for layer in self.layers:
-            if isinstance(layer, BatchStates):
-                layer.grow(rows)
-            else:
+            if not isinstance(layer, StateCache):
                 layer.lay_out(rows, self._columns, used, into)
 
 
@@ -318,12 +326,13 @@ class PrefixCache:
         self._capacity = max(0, limit_bytes // (kv_bytes_per_token(model) * BLOCK) - 1)
         self._blocks: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys, values
-        self._attentions, heads, width = KVShape.of(model)
+        self._model = model
         if not self._capacity:
             return
+        layers, heads, width = KVShape.of(model)
         weight: Any = model.get_input_embeddings().weight
         shape = ((self._capacity + 1) * BLOCK, heads, width)
-        for _ in range(self._attentions):
+        for _ in range(layers):
             keys = torch.empty(shape, dtype=weight.dtype, device=weight.device)
             values = torch.empty_like(keys)
             keys[:BLOCK] = values[:BLOCK] = 0
@@ -354,25 +363,23 @@ class PrefixCache:
 
         The columns before them are 0. Recurrent layers have the states at the end of these tokens.
         """
-        states = {} if self.snapshots is None else self.snapshots.read([row.key for row in rows])
-        attentions = [
-            index for index in range(len(states) + self._attentions) if index not in states
-        ]
-        layers = {index: DynamicLayer() for index in attentions} | states
-        cache = Cache(layers=[layers[index] for index in sorted(layers)])
+        cache = empty_cache(self._model)
         if not columns:
             return cache
+        if self.snapshots is not None:
+            self.snapshots.read(cache, [row.key for row in rows])
         places = np.broadcast_to(np.arange(columns) % BLOCK, (len(rows), columns)).copy()
         for place, row in zip(places, rows, strict=True):
             tokens = np.arange(row.tokens)
             blocks = np.array(row.blocks, dtype=np.int64)
             place[columns - row.tokens :] = blocks[tokens // BLOCK] * BLOCK + tokens % BLOCK
         index = torch.from_numpy(places.ravel()).to(self._layers[0][0].device)
-        for number, layer in zip(attentions, self._layers, strict=True):
+        attentions = [layer for layer in cache.layers if not isinstance(layer, StateCache)]
+        for attention, stored in zip(attentions, self._layers, strict=True):
             keys, values = (
-                part[index].view(*places.shape, *part.shape[1:]).transpose(1, 2) for part in layer
+                part[index].view(*places.shape, *part.shape[1:]).transpose(1, 2) for part in stored
             )  # [rows, heads, columns, width]
-            cache.update(keys, values, number)
+            attention.update(keys, values)
         return cache
 
     def store(self, cache: Any, rows: Sequence[CachedRow]) -> None:

@@ -33,8 +33,19 @@ _ADAPTERS = (
 )
 
 
-def model_card(config: Config, trained: Trained, *, adapters: bool = False) -> str:
-    """Return README.md of the folder. `adapters`: the folder has only the adapters of `model.lora`."""
+_DRAFTING = (
+    "The multi-token prediction layer (`mtp.*`) is the base model's, unchanged: it was not trained here. It only "
+    "drafts tokens for speculative decoding, which does not change what is sampled."
+)
+
+
+def model_card(
+    config: Config, trained: Trained, *, adapters: bool = False, drafting: bool = False
+) -> str:
+    """Return README.md of the folder.
+
+    `adapters`: the folder has only the adapters of `model.lora`. `drafting`: it has layers that were not trained.
+    """
     settings = "\n".join(_settings(config))
     fence = "```"
     while fence in settings:  # a prompt may contain fences
@@ -44,6 +55,7 @@ def model_card(config: Config, trained: Trained, *, adapters: bool = False) -> s
         f"# {base_name(config.model.path)}, trained by dart: {trained.name}",
         _introduction(config),
         *([_ADAPTERS] if adapters else []),
+        *([_DRAFTING] if drafting else []),
         _table(_facts(config, trained)),
         "## Success",
         "\n".join(_success(config, trained)),

@@ -53,6 +53,7 @@ def export_folder(
             f"--merged puts adapters into the weights, but {trained.name} is of a run that trains the "
             "weights themselves (model.lora is unset): leave out --merged"
         )
+    has_drafting = False
     with new_folder(out) as draft:
         if lora is not None and not merge:
             write_adapters(trained.tensors, lora, config.model.path, draft)
@@ -62,9 +63,10 @@ def export_folder(
                 _copy_into(model, trained.tensors)
             else:
                 merge_into(model, trained.tensors, lora)
-            write_model(model, base, draft, config.model.dtype, shard)
+            has_drafting = write_model(model, base, draft, config.model.dtype, shard)
         copy_rest(base, draft)
-        card = model_card(config, trained, adapters=lora is not None and not merge)
+        alone = lora is not None and not merge
+        card = model_card(config, trained, adapters=alone, drafting=has_drafting)
         (draft / "README.md").write_text(card, encoding="utf-8")
     return trained
 

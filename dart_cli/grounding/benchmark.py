@@ -227,6 +227,7 @@ class Settings(WorkSettings):
     dtype: str
     engine_options: str = ""  # of vLLM, e.g. quantisation
     pointing: str = "text"
+    thinking: str = "off"
     verifier: str = ""  # as the user named it; empty for none
     verifier_digest: str = ""
 
@@ -325,6 +326,7 @@ def _settings(
         engine_options=_engine_options(config),
         dtype=config.model.dtype,
         pointing=policy.pointing,
+        thinking=policy.thinking,
         verifier=options.verifier,
         verifier_digest=folder_digest(folder_of(options.verifier)) if options.verifier else "",
     )

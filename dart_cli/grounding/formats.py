@@ -44,7 +44,12 @@ _RENAMED = {"qwen": "toolcall"}
 GUI_ACTOR = "gui-actor"
 """The format of GUI-Actor's released models (arXiv 2506.03143), which write no numbers."""
 
-COORDINATES = {"qwen2_vl": "thousand", "qwen2_5_vl": "resized", "qwen3_vl": "thousand"}
+COORDINATES = {
+    "qwen2_vl": "thousand",
+    "qwen2_5_vl": "resized",
+    "qwen3_vl": "thousand",
+    "qwen3_5": "thousand",
+}
 """The coordinates of each class of models, unless their action parser is compact; see policy.coordinates."""
 
 
@@ -211,10 +216,13 @@ _FAMILY_OF = {
     "toolcall": "qwen2.5-vl",
     "toolcall-mobile": "qwen3-vl-mobile",
     "toolcall-mai": "mai-ui",
+    "toolcall-fara": "fara-1.5",
     "toolcall-xml": "qwen3.5",
     "pyautogui": "opencua",
     "scalecua": "scalecua",
     "glm": "glm-4.5v",
+    "venus": "ui-venus-2",
+    "holo": "holo-3.1",
 }
 """The family whose prompt is used with an action parser; see dart_cli/config/families.py."""
 
@@ -237,7 +245,9 @@ def _of_family(parser_name: str) -> AnswerFormat:
     """Return a format with the language and the prompt of a family."""
     action_parser, name = make_action_parser(parser_name), _FAMILY_OF[parser_name]
     values = {key: value for key, (value, _) in values_of(name).items()}
-    template = values["template"] if not values["system_prompt"] else "{instruction}"
+    template, system = values["template"], values["system_prompt"]
+    if system:  # which has the instruction, or not
+        template = "{refusal}" if "{instruction}" in system else "{instruction}"
     reads_loosely = parser_name.startswith("toolcall") and parser_name != "toolcall-xml"
     return AnswerFormat(
         parser_name,
@@ -247,7 +257,7 @@ def _of_family(parser_name: str) -> AnswerFormat:
             "{instruction}", "{instruction}{refusal}"
         ),
         refusal=_REFUSAL,
-        system=values["system_prompt"],
+        system=system,
         action_parser=parser_name,
         coordinates="" if values["coordinates"] == "resized" else values["coordinates"],
         max_tokens=256,
@@ -376,6 +386,7 @@ def prompt_config(
         "policy.template": template,
         "policy.system_prompt": answers.system,
         "policy.part_order": answers.part_order,
+        "policy.thinking": "off",
         "policy.coordinates": "thousandths"
         if answers.action_parser == "compact"
         else _coordinates_of(answers, kind),

@@ -1,9 +1,11 @@
 """The history in a prompt: a bounded number of past turns, of their screenshots and of the texts beside them.
 
-History       chooses the past turns that the next prompt shows
-history_of    makes the History of a configuration
-Previous      writes the steps that a prompt no longer shows as lines of text
-previous_of   makes the Previous of a configuration
+History           chooses the past turns that the next prompt shows
+history_of        makes the History of a configuration
+Previous          writes the steps that a prompt no longer shows as lines of text
+previous_of       makes the Previous of a configuration
+ScreenTexts       the texts around screens in a prompt
+screen_texts_of   returns the ScreenTexts of a configuration
 """
 
 from __future__ import annotations
@@ -123,3 +125,29 @@ def previous_of(policy: PolicyConfig) -> Previous | None:
         return None
     family = FAMILIES.get(policy.family)
     return Previous(family.previous_line, family.previous_none) if family else Previous()
+
+
+SCREEN = "{screen}"
+"""The place of the screenshot in the texts around it."""
+
+
+@dataclass(frozen=True)
+class ScreenTexts:
+    """What prompts of a family of models write around their screens, but for the screen beside the instruction.
+
+    `newest` is around the present screen, `past` around an earlier one. `dropped` is the whole message in
+    place of an earlier screen that is no longer shown: None for no message, "" for an empty one.
+    """
+
+    newest: str = SCREEN
+    past: str = SCREEN
+    dropped: str | None = None
+
+
+def screen_texts_of(policy: PolicyConfig) -> ScreenTexts:
+    """Return the texts around screens that the family of a configuration is used to."""
+    family = FAMILIES.get(policy.family)
+    if family is None:
+        return ScreenTexts()
+    newest = family.later_screen
+    return ScreenTexts(newest, family.past_screen or newest, family.dropped_screen)

@@ -4,21 +4,17 @@
     LayerStates     what one layer keeps of some sequences: the last inputs of its convolution, and a state
     StateCache      one layer's states before and after a pass
     delta_net       computes a layer over the nodes of a StatePlan (state_plan.py)
-    missing_kernel  names the package that a GPU needs
 
 Three of four layers of Qwen3.5 are of this kind. With `use_states` they compute packs and batches by one
 function, so that no state passes from one sequence to another, and a tree gives the hidden states of its
 paths. A forward pass without a plan, as transformers itself makes it, is computed by transformers.
 
-The gated delta rule is transformers' on a CPU and in float32, where it computes in float32 whatever it is
-given. On a GPU in half precision it is the kernel of flash-linear-attention. No kernel is downloaded.
+The gated delta rule is computed in float32 or better whatever its inputs are; on a GPU in half precision by
+the kernel of flash-linear-attention. No kernel is downloaded.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -28,11 +24,12 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from bus.errors import MissingPartError
+from dart_cli.config.devices import kernel_problem
 from dart_cli.hardware import accelerator
 from dart_cli.policy.packed import PackPlans, gather_rows
 from dart_cli.policy.state_plan import StatePlan, StateShape
 
-KERNEL_PACKAGE = "flash-linear-attention"
+CHUNK = 64  # tokens at most of which one triangular system is solved
 
 
 @dataclass
@@ -72,31 +69,32 @@ class StateCache:
         assert self.kept is not None
         self.kept = self.kept.select(rows)
 
+    def join(self, fresh: LayerStates) -> None:
+        """Add the states of more sequences after the present ones."""
+        if self.kept is not None:
+            before = self.kept
+            fresh = LayerStates(
+                torch.cat([before.inputs, fresh.inputs]), torch.cat([before.states, fresh.states])
+            )
+        self.kept = fresh
 
-def use_states(model: PreTrainedModel) -> None:
+
+def use_states(model: PreTrainedModel, compute: torch.dtype | None = None) -> None:
     """Let the recurrent layers of `model`, if it has any, take packs and batches that begin from states.
 
-    Raises MissingPartError on a GPU without the kernel.
+    The model computes in `compute`, by default the type of its parameters. Raises MissingPartError on a GPU
+    without the kernel for that type.
     """
     shape = StateShape.of(model)
     if shape is None:
         return
-    if accelerator.is_gpu(next(model.buffers()).device) and (missing := missing_kernel()):
-        raise MissingPartError(missing)
+    device = next(model.buffers()).device
+    if accelerator.takes_packs(device, compute or model.dtype) and (missing := kernel_problem()):
+        raise MissingPartError(f"model.path: {missing}")
     inner: Any = model.model
     for index in shape.layers:
         layer = inner.language_model.layers[index].linear_attn
         layer.forward = MethodType(_planned_forward, layer)
-
-
-def missing_kernel() -> str:
-    """Return what to install so that a GPU computes recurrent layers; empty if nothing is missing."""
-    if importlib.util.find_spec("fla") is not None:
-        return ""
-    return (
-        "the recurrent layers of this model need a GPU kernel that is not installed; "
-        f"pip install {KERNEL_PACKAGE}"
-    )
 
 
 def _planned_forward(
@@ -129,17 +127,57 @@ def delta_net(
 
     The roots begin from the states in `cache`, which gets those of all nodes; without one from nothing.
     """
-    # 1. Project every token once; one more row of zeros is the padding.
+    # 1. Project every token once.
     tokens = len(hidden)
     mixed, gate = layer.in_proj_qkv(hidden), layer.in_proj_z(hidden)
-    beta = F.pad(layer.in_proj_b(hidden).sigmoid(), (0, 0, 0, 1))
+    beta = layer.in_proj_b(hidden).sigmoid()
     speed = F.softplus(_precise(layer.in_proj_a(hidden)) + layer.dt_bias)
-    decay = F.pad(-_precise(layer.A_log).exp() * speed, (0, 0, 0, 1))
+    decay = -_precise(layer.A_log).exp() * speed
+    # 2. Apply convolution and rule.
+    if plan.single and not hidden.requires_grad and cache is not None and cache.begin() is not None:
+        core = _one_token(layer, mixed, decay, beta, cache)
+    else:
+        core = _all_nodes(layer, mixed, decay, beta, plan, cache)
+    # 3. Leave the layer.
+    width = layer.head_v_dim
+    core = layer.norm(core.reshape(-1, width), gate.reshape(-1, width))
+    out: torch.Tensor = layer.out_proj(core.reshape(tokens, -1))
+    return out
+
+
+def _one_token(
+    layer: Any, mixed: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, cache: StateCache
+) -> torch.Tensor:
+    """Return the outputs [B, heads, value] for one more token of each sequence in `cache`.
+
+    It is what `_all_nodes` computes, without the copies of states that its tables would make.
+    """
+    before = cache.begin()
+    assert before is not None
+    rows = torch.cat([before.inputs, mixed[:, None]], 1)  # [B, columns + 1, channels]
+    core, last = _recurrent(*_heads(layer, rows), decay[:, None], beta[:, None], before.states)
+    cache.end(LayerStates(rows[:, 1:], last))
+    return core[:, 0]
+
+
+def _all_nodes(
+    layer: Any,
+    mixed: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    plan: StatePlan,
+    cache: StateCache | None,
+) -> torch.Tensor:
+    """Return the outputs [T, heads, value] from inputs of the convolution [T, channels] and gates [T, heads].
+
+    Tokens that are in no node get 0.
+    """
+    # 1. One more row of zeros is the padding; after it come the inputs that earlier passes left.
     begin = None if cache is None else cache.begin()
     earlier = () if begin is None else (begin.inputs.flatten(0, 1),)
     rows = torch.cat([F.pad(mixed, (0, 0, 0, 1)), *earlier])
+    decay, beta = F.pad(decay, (0, 0, 0, 1)), F.pad(beta, (0, 0, 0, 1))
     # 2. Compute the nodes depth by depth; those of a group in one call of the rule.
-    rule = _recurrent if plan.single and not hidden.requires_grad else _chunked
     states = None if begin is None else begin.states
     outputs: list[torch.Tensor] = []
     left: list[torch.Tensor] = []  # the states after the nodes
@@ -148,7 +186,7 @@ def delta_net(
         following: list[torch.Tensor] = []
         for group in groups:
             query, key, value = _convolved(layer, rows, group.inputs)
-            core, last = rule(
+            core, last = _chunked(
                 query,
                 key,
                 value,
@@ -163,13 +201,9 @@ def delta_net(
         left.append(states)
     if cache is not None:
         cache.end(LayerStates(rows[plan.ends], torch.cat(left).index_select(0, plan.nodes)))
-    # 3. Put the tokens in their order, and leave the layer.
+    # 3. Put the tokens in their order.
     padded = F.pad(torch.cat(outputs), (0, 0, 0, 0, 0, 1))
-    core = padded.index_select(0, plan.places)
-    width = layer.head_v_dim
-    core = layer.norm(core.reshape(-1, width), gate.reshape(-1, width))
-    out: torch.Tensor = layer.out_proj(core.reshape(tokens, -1))
-    return out
+    return padded.index_select(0, plan.places)
 
 
 def _convolved(
@@ -179,9 +213,13 @@ def _convolved(
 
     `rows` [R, channels] are gathered by `inputs` [B, columns + N].
     """
-    gathered = gather_rows(rows, inputs.flatten()).view(*inputs.shape, -1)
+    return _heads(layer, gather_rows(rows, inputs.flatten()).view(*inputs.shape, -1))
+
+
+def _heads(layer: Any, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Convolve `inputs` [B, columns + N, channels], and return what `_convolved` does."""
     weight = layer.conv1d.weight
-    mixed = F.conv1d(gathered.transpose(1, 2), weight, groups=len(weight)).transpose(1, 2)
+    mixed = F.conv1d(inputs.transpose(1, 2), weight, groups=len(weight)).transpose(1, 2)
     parts = F.silu(mixed).split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
     query, key = (part.unflatten(-1, (-1, layer.head_k_dim)) for part in parts[:2])
     shared = layer.num_v_heads // layer.num_k_heads
@@ -213,11 +251,8 @@ def _chunked(
     [B, N, heads], 0 on padding, the states `begin` [B, heads, key, value] or None for zeros, and `lengths`
     [B]. Return the outputs [B, N, heads, value], arbitrary on padding, and the states after the sequences.
     """
-    options = {"initial_state": begin, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
     if not accelerator.takes_packs(query.device, query.dtype):
-        rule = _library_rule("torch_chunk_gated_delta_rule")
-        core, last = rule(query, key, value, g=decay, beta=beta, **options)
-        return core, last
+        return _in_chunks(query, key, value, decay, beta, begin)
     # The kernel takes sequences behind one another.
     real = torch.arange(query.shape[1], device=lengths.device) < lengths[:, None]
     inputs = [part[real][None] for part in (query, key, value)]
@@ -228,11 +263,69 @@ def _chunked(
         g=decay[real][None],
         beta=beta[real][None],
         cu_seqlens=F.pad(lengths.cumsum(0), (1, 0)),
-        **options,
+        initial_state=begin,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
     )
     core = value.new_zeros(value.shape)
     core[real] = flat[0]
     return core, last
+
+
+def _in_chunks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    begin: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Apply the rule in torch's operations; see `_chunked`.
+
+    A triangular system gives what the tokens of a chunk add to the state (arXiv 2412.06464, 3.3), and the state
+    goes from chunk to chunk. The chunks are unbound once, so that the backward pass is linear in N. It is
+    quadratic where a loop takes slices, as in transformers' function, whose values these are.
+    """
+    length = query.shape[1]
+    size = min(CHUNK, 1 << (length - 1).bit_length())  # a turn may be far shorter than a chunk
+
+    def chunks(part: torch.Tensor) -> torch.Tensor:
+        """Return [B, N, heads, ...] as [B, heads, chunks, size, ...]."""
+        padded = F.pad(part, (*[0, 0] * (part.ndim - 2), 0, -length % size))
+        return padded.unflatten(1, (-1, size)).movedim(3, 1)
+
+    # 1. Let the tokens of each chunk decay to its beginning, to one another and to its end.
+    query, key = chunks(_unit(query) * query.shape[-1] ** -0.5), chunks(_unit(key))
+    values, sums = chunks(_precise(value)), chunks(_precise(decay)).cumsum(-1)
+    strength = chunks(_precise(beta))[..., None]
+    later = torch.ones(size, size, dtype=torch.bool, device=query.device).triu(1)
+    between = (sums[..., :, None] - sums[..., None, :]).masked_fill(later, float("-inf")).exp()
+    from_begin, to_end = sums.exp()[..., None], (sums[..., -1:] - sums).exp()[..., None]
+    # 2. Solve for what the tokens add: `fresh` if the state is zeros, less `read` times the state.
+    system = (key * strength) @ key.transpose(-1, -2) * between
+    right = torch.cat([values * strength, key * strength * from_begin], -1)
+    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    fresh, read = solved.split([values.shape[-1], key.shape[-1]], -1)
+    # 3. Go from chunk to chunk.
+    parts = (
+        fresh,
+        read,
+        query * from_begin,
+        query @ key.transpose(-1, -2) * between,
+        (key * to_end).transpose(-1, -2),
+        from_begin[..., -1:, :],
+    )
+    state = values.new_zeros(*values.shape[:2], key.shape[-1], values.shape[-1])
+    state = state if begin is None else begin.to(values.dtype)
+    outputs: list[torch.Tensor] = []
+    for new, old, reader, within, writer, factor in zip(
+        *(each.unbind(2) for each in parts), strict=True
+    ):
+        change = new - old @ state
+        outputs.append(reader @ state + within @ change)
+        state = state * factor + writer @ change
+    core = torch.stack(outputs, 2).flatten(2, 3)[:, :, :length].transpose(1, 2)
+    return core.to(value.dtype), state
 
 
 def _recurrent(
@@ -241,23 +334,33 @@ def _recurrent(
     value: torch.Tensor,
     decay: torch.Tensor,
     beta: torch.Tensor,
-    begin: torch.Tensor | None,
-    lengths: torch.Tensor,  # noqa: ARG001 (the signature is that of `_chunked`)
+    begin: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Apply the rule token by token, for sequences of one token; see `_chunked`."""
-    options = {"initial_state": begin, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
-    rule: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    """Apply the rule to sequences of one token; see `_chunked`."""
     if accelerator.takes_packs(query.device, query.dtype):
-        from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule as rule
-    else:
-        rule = _library_rule("torch_recurrent_gated_delta_rule")
-    return rule(query, key, value, g=decay, beta=beta, **options)
+        from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
+
+        core, last = fused_recurrent_gated_delta_rule(
+            query,
+            key,
+            value,
+            g=decay,
+            beta=beta,
+            initial_state=begin,
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+        )
+        return core, last
+    scaled, unit = _unit(query[:, 0]) * query.shape[-1] ** -0.5, _unit(key[:, 0])[..., None]
+    values = _precise(value[:, 0])
+    state = begin.to(values.dtype) * _precise(decay[:, 0]).exp()[..., None, None]
+    change = (values - (state * unit).sum(-2)) * _precise(beta[:, 0])[..., None]
+    state = state + unit * change[..., None, :]
+    out = (state * scaled[..., None]).sum(-2)
+    return out[:, None].to(value.dtype), state
 
 
-def _library_rule(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """Return transformers' own function; it would call an installed kernel that does not run on a CPU."""
-    from transformers.models.qwen3_5 import modeling_qwen3_5
-
-    rule: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    rule = inspect.unwrap(getattr(modeling_qwen3_5, name))
-    return rule
+def _unit(vectors: torch.Tensor) -> torch.Tensor:
+    """Return vectors [..., width] divided by their length, in float32 or better."""
+    vectors = _precise(vectors)
+    return vectors * torch.rsqrt(vectors.square().sum(-1, keepdim=True) + 1e-6)

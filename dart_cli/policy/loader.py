@@ -50,6 +50,9 @@ from dart_cli.policy.packed import use_packed
 from dart_cli.policy.pointer_folder import attach_head, without_head
 from dart_cli.policy.pointer_head import PointerHead, head_of
 
+_AS_IT_IS = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Values of `tokenizer_class` with which a folder's tokenizer.json is the whole tokenizer."""
+
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """Arguments with which transformers fetches nothing, and neither runs a folder's code (`auto_map`) nor asks
 to."""
@@ -194,7 +197,7 @@ def load_policy(
     if weights:
         use_our_layers(model)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **_LOCAL)
+        tokenizer = _tokenizer_class(folder).from_pretrained(folder, **_LOCAL)
         preparer = ImagePreparer(Qwen2VLImageProcessorPil.from_dict(processor))
     except (OSError, ValueError, KeyError) as error:
         fix = "copy the files again from the model's source"
@@ -207,14 +210,28 @@ def load_policy(
     return _assemble(folder, model.eval(), tokenizer, preparer, lora, pointer, pointing)
 
 
-def use_our_layers(model: PreTrainedModel) -> None:
+def use_our_layers(model: PreTrainedModel, compute: torch.dtype | None = None) -> None:
     """Let a model that has its weights take packs, states, and screens that are encoded together.
 
-    Raises MissingPartError on a GPU without the kernel of recurrent layers.
+    The model computes in `compute`, by default the type of its parameters. Raises MissingPartError on a GPU
+    without the kernel of recurrent layers.
     """
     use_batched_vision(model)
     use_packed(model)
-    use_states(model)
+    use_states(model, compute)
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """Return the class that loads the folder's tokenizer.
+
+    AutoTokenizer builds a class of its own from the vocabulary for some `model_type` (qwen3_5 is one), also
+    where the folder says that tokenizer.json is to be taken as it is. The texts would then be cut otherwise.
+    """
+    name = "tokenizer_config.json"
+    if not (folder / name).is_file():
+        return AutoTokenizer
+    named = files.read_json(folder, name).get("tokenizer_class")
+    return PreTrainedTokenizerFast if named in _AS_IT_IS else AutoTokenizer
 
 
 def _assemble(

@@ -5,6 +5,7 @@
     fill_buffers    replaces buffers on `meta` by real ones, computed as the model's class computes them
     new_folder      yields a folder that appears under its name only when it is complete
     write_model     writes the model's tensors, and its config.json with their dtype
+    drafting_layers returns the tensors of a folder that only speculative decoding uses
     write_adapters  writes adapters alone, in peft's format
     copy_rest       copies tokenizer, template and preprocessor from the folder of the base model
 
@@ -219,6 +220,8 @@ def fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
 
 SHARD = "5GB"
 """Size of a file above which a model is written in shards with an index."""
+_DRAFTING, _DRAFTING_KEY = "mtp.", "mtp_num_hidden_layers"
+"""The prefix of Qwen3.5's multi-token prediction layers, and the key that says how many there are."""
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*")
 _OWN = frozenset({"config.json", "README.md"})
 _DTYPES = ("dtype", "torch_dtype")
@@ -247,13 +250,41 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 def write_model(
     model: PreTrainedModel, base: Path, draft: Path, dtype: str, shard: str = SHARD
-) -> None:
-    """Write the model's tensors, and the config.json of `base` with the dtype of these tensors."""
+) -> bool:
+    """Write the model's tensors, and the config.json of `base` with the dtype of these tensors.
+
+    The drafting layers of `base` are written unchanged, in that dtype; return True if it has some.
+    """
     transformers_logging.disable_progress_bar()
-    model.save_pretrained(draft, max_shard_size=shard)
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    drafting = drafting_layers(base, getattr(torch, dtype))
+    state = {**model.state_dict(), **drafting} if drafting else None
+    model.save_pretrained(draft, state_dict=state, max_shard_size=shard)
+    nested = config.get("text_config")
+    text = nested if isinstance(nested, dict) else config
+    if _DRAFTING_KEY in text and not drafting:
+        text[_DRAFTING_KEY] = 0  # an engine that drafts would look for their tensors
     _set_dtype(config, dtype)
     (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return bool(drafting)
+
+
+def drafting_layers(folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the tensors of a folder's multi-token prediction layers in `dtype`; {} if it has none.
+
+    Qwen3.5's checkpoints have one such layer, which drafts tokens for speculative decoding. transformers does
+    not load it, and dart does not train it. Folders that transformers saved have lost it, whatever their
+    config.json says, and a folder may not have its weights yet.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    nested = config.get("text_config")
+    text = nested if isinstance(nested, dict) else config
+    if not text.get(_DRAFTING_KEY) or not any(folder.glob("*.safetensors")):
+        return {}
+    with PolicyFiles(folder) as files:
+        names = [name for name in files.names() if name.startswith(_DRAFTING)]
+        # Copies, because the file that they are mapped from may be replaced.
+        return {name: files.whole(name).to(dtype, copy=True) for name in names}
 
 
 def write_adapters(

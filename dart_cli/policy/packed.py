@@ -38,7 +38,7 @@ from bus.errors import ModelError
 from dart_cli.hardware import accelerator
 from dart_cli.policy.pack_plan import PackLayout, PackPlan, plan_pack
 from dart_cli.policy.pointer_head import head_of
-from dart_cli.policy.state_plan import StatePlan, plan_layout
+from dart_cli.policy.state_plan import StatePlan, StateShape, plan_layout
 
 # Imported late: scripts/gpu-check times attention with torch and transformers alone.
 if TYPE_CHECKING:
@@ -227,11 +227,20 @@ def use_packed(model: PreTrainedModel) -> None:
 
 
 def check_packed(model: PreTrainedModel) -> None:
-    """Raise ModelError if `use_packed` was not called for `model`, which would ignore the layout."""
+    """Raise ModelError if `use_packed` or `use_states` was not called for `model`.
+
+    Its layers would ignore the layout, and recurrent ones would pass states from one sequence to another.
+    """
     inner: Any = model.model
     name = inner.language_model.config._attn_implementation  # noqa: SLF001
     if name != PACKED:
         raise ModelError(f"the model's attention is {name}, which cannot take packs")
+    shape = StateShape.of(model)
+    layers = [inner.language_model.layers[index] for index in shape.layers] if shape else []
+    if not all("forward" in vars(layer.linear_attn) for layer in layers):
+        raise ModelError(
+            "the model's recurrent layers are transformers' own, which cannot take packs"
+        )
 
 
 AttentionInterface.register(PACKED, _attention)

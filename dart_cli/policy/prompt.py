@@ -5,9 +5,12 @@
     PromptRenderer.chat              returns the messages for a server that has the chat template itself
     make_renderer                    makes the renderer of a configuration
     part_order_of                    returns where the prompts of a configuration have the instruction
+    date_of                          writes a date as prompts tell it
+    template_options                 returns the options of the chat template that a configuration sets
 
 The tokenizer's chat template builds the text. The instruction comes first. Each past turn is an assistant
-message, after the part of its screen that the history keeps. The present screen is last.
+message, after the part of its screen that the history keeps. The present screen is last. A family of models
+may be used to texts around these screens (ScreenTexts).
 
 A past completion consists of the tokens that were sampled. They follow what the template had put before the
 reply, such as the opening tag of a thought. A text whose tokens are unknown is encoded by itself and takes
@@ -19,9 +22,10 @@ special token that it spells is encoded as plain characters.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
@@ -29,7 +33,7 @@ from bus.errors import ModelError, PromptError
 from bus.messages import ActRequest, ChatMessage, ChatPart, Turn
 from dart_cli.chat.server import Messages as ChatMessages
 from dart_cli.config.schema import PolicyConfig
-from dart_cli.language.history import PREVIOUS
+from dart_cli.language.history import PREVIOUS, SCREEN, ScreenTexts, screen_texts_of
 from dart_cli.language.parsers import point_parser
 from dart_cli.language.pointer_text import PointerText
 from dart_cli.language.thoughts import (
@@ -47,13 +51,26 @@ PartOrder = Literal["separate", "instruction_first", "image_first"]
 _IMAGE = {"type": "image"}
 _TRIAL: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "1"}]}
 """A message of the user, to try a template with."""
+_RESULT: dict[str, Any] = {
+    "role": "user",
+    "content": [{"type": "text", "text": "<tool_response>\n1\n</tool_response>"}],
+}
+"""A message with what a tool returned. Qwen3.5's template begins the replies before one differently from those
+before a message of the user."""
 _LONGEST = 100
 """The most characters of a special token."""
+INSTRUCTION, DATE = "{instruction}", "{date}"
+"""The places in `policy.template` and `policy.system_prompt` for the task, and for `policy.date`."""
 _BESIDE = re.compile(
     r"(?<=\S)(?=\{(?:instruction|previous)\})|(?:(?<=\{instruction\})|(?<=\{previous\}))(?=\S)"
 )
 """Where an instruction could complete a special token that the template's text begins or ends."""
 _FIELD = re.compile(r"\{(?:instruction|previous)\}")
+_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_MONTHS = (
+    "January", "February", "March", "April", "May", "June",
+    "July", "August", "September", "October", "November", "December",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,21 +104,22 @@ class _Beginning:
     """The text that a chat template writes between a message and its reply."""
 
     newest: str  # before the reply that is to be sampled
-    past: str  # before a past reply
+    past: tuple[str, ...]  # the texts before past replies, the longest first
 
     def restore(self, before: str, reply: _Reply) -> str:
         """Return the text `before` a past reply as it was when the reply was sampled.
 
-        The template writes `past` there; `newest` takes its place. A text that closes no thought was not
-        written in one, and a closed empty thought goes before it. Raises PromptError if `before` does not end
-        with `past`.
+        The template writes one of `past` there; `newest` takes its place. A text that closes no thought was
+        not written in one, and a closed empty thought goes before it. Raises PromptError if `before` ends
+        with none of `past`.
         """
-        if not before.endswith(self.past):
+        past = next((text for text in self.past if before.endswith(text)), None)
+        if past is None:
             raise PromptError("the chat template begins past replies in several ways")
         began_with_newest = reply.is_sampled or closes_thought(reply.text)
         if began_with_newest or not opens_thought(self.newest):
-            return before[: len(before) - len(self.past)] + self.newest
-        return before + closed_thought("", self.past)
+            return before[: len(before) - len(past)] + self.newest
+        return before + closed_thought("", past)
 
 
 def part_order_of(policy: PolicyConfig) -> PartOrder:
@@ -117,16 +135,45 @@ def part_order_of(policy: PolicyConfig) -> PartOrder:
     )
 
 
+def date_of(policy: PolicyConfig) -> str:
+    """Return `policy.date` in words, such as `Saturday, November 28, 2026`, in any locale."""
+    date = dt.date.fromisoformat(policy.date)
+    return f"{_WEEKDAYS[date.weekday()]}, {_MONTHS[date.month - 1]} {date.day:02}, {date.year}"
+
+
+def template_options(policy: PolicyConfig) -> dict[str, Any]:
+    """Return the options of the chat template that a configuration sets."""
+    thinking = {} if policy.thinking == "auto" else {"enable_thinking": policy.thinking == "on"}
+    effort = {"reasoning_effort": policy.reasoning_effort} if policy.reasoning_effort else {}
+    return thinking | effort
+
+
 def make_renderer(policy: LoadedPolicy, config: PolicyConfig) -> PromptRenderer:
     """Return the renderer of a configuration's prompts.
 
     Raises ConfigError if the policy points and its action parser cannot find points in a text. Raises
-    ModelError if the model's chat template cannot show a past turn as it was sampled, or if
-    `policy.history_images_most` needs each prompt to extend the one before and the template prevents it.
+    ModelError if the model's chat template refuses its options, if it cannot show a past turn as it was
+    sampled, or if `policy.history_images_most` needs each prompt to extend the one before and the template
+    prevents it.
     """
-    part_order = part_order_of(config)
-    points = pointer_text(policy, config.action_parser)
-    renderer = PromptRenderer(policy, config.system_prompt, config.template, part_order, points)
+    screens = screen_texts_of(config)
+    if config.history_images_most:  # a past screen keeps the text with which it was new
+        screens = replace(screens, past=screens.newest)
+    date = date_of(config)
+    renderer = PromptRenderer(
+        policy,
+        config.system_prompt.replace(DATE, date),
+        config.template.replace(DATE, date),
+        part_order_of(config),
+        pointer_text(policy, config.action_parser),
+        screens,
+        template_options(config),
+    )
+    if problem := renderer.option_problem():
+        raise ModelError(
+            f"{policy.folder}: {problem}; set policy.thinking and policy.reasoning_effort to what its chat "
+            "template has, or leave them out"
+        )
     if config.history_turns and (problem := renderer.past_problem()):
         raise ModelError(
             f"{policy.folder}: past turns cannot be shown as they were sampled: {problem}; fix its chat "
@@ -154,9 +201,10 @@ class PromptRenderer:
     """Renders the prompts of one policy.
 
     `system` is the system message, empty for none. `template` is the text around the instruction, which
-    replaces `{instruction}` in it; the steps that are no longer shown replace `{previous}`. `part_order` puts
-    the instruction into a separate message, or into the message of the first screen, before or after its
-    image. `points` converts between texts and pointers if the policy points.
+    replaces `{instruction}` in both; the steps that are no longer shown replace `{previous}`. `part_order`
+    puts the instruction into a separate message, or into the message of the first screen, before or after its
+    image. `points` converts between texts and pointers if the policy points. `screens` are the texts around
+    all screens but the one in the message of the instruction. `options` go to the chat template.
     """
 
     def __init__(
@@ -166,11 +214,15 @@ class PromptRenderer:
         template: str = "{instruction}",
         part_order: PartOrder = "image_first",
         points: PointerText | None = None,
+        screens: ScreenTexts = ScreenTexts(),  # noqa: B008 - frozen
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self.points = points
         self._policy = policy
-        self._system = system
+        self._system = _BESIDE.sub(CUT, system)
         self._template = _BESIDE.sub(CUT, template)
+        self._screens = screens
+        self._options = dict(options or {})
         self._part_order = part_order
         self._unsampled = policy.absent_token_ids | set(policy.end_token_ids)
         self._vocabulary = int(policy.model.get_input_embeddings().weight.shape[0])
@@ -269,6 +321,15 @@ class PromptRenderer:
                 token_ids.append(token)
         return RenderedPrompt(token_ids, list(images))
 
+    def option_problem(self) -> str:
+        """Return why the chat template refuses its options; "" if it takes them, or if there are none."""
+        try:
+            if self._options:
+                self._templated([_TRIAL])
+        except PromptError as error:
+            return str(error)
+        return ""
+
     def past_problem(self) -> str:
         """Return why past turns cannot be shown as they were sampled; "" if they can."""
         turn, reply = {"role": "assistant", "content": SLOT}, self._sampled_turn(False).reply
@@ -291,8 +352,7 @@ class PromptRenderer:
         """
         with_image, without_image = map(self._sampled_turn, (True, False))
         sampled = with_image.reply.token_ids
-        # After an eviction the first turn may lack its screenshot, if the part order allows it.
-        starts = ((),) if self._part_order == "image_first" else ((), (without_image,))
+        starts: tuple[tuple[_Past, ...], ...] = ((), (without_image,))  # also as after an eviction
         for turns in starts:
             for _ in range(2):
                 try:
@@ -340,11 +400,13 @@ class PromptRenderer:
         one.
         """
         message = self._templated([_TRIAL], ends=True)
-        chat = self._templated([_TRIAL, {"role": "assistant", "content": SLOT}, _TRIAL])
-        past = chat.partition(SLOT)[0]
-        if not past.startswith(message) or not self._templated([_TRIAL]).startswith(message):
+        turn = {"role": "assistant", "content": SLOT}
+        chats = [self._templated([_TRIAL, turn, after]) for after in (_TRIAL, _RESULT)]
+        before = [chat.partition(SLOT)[0] for chat in chats]
+        if not all(text.startswith(message) for text in (*before, self._templated([_TRIAL]))):
             raise PromptError("the chat template shows a past message differently from the newest")
-        return _Beginning(self._newest, past.removeprefix(message))
+        past = sorted({text.removeprefix(message) for text in before}, key=len, reverse=True)
+        return _Beginning(self._newest, tuple(past))
 
     def _chat(self, message: ChatMessage) -> dict[str, Any]:
         """Return one message as chat templates take it."""
@@ -377,26 +439,44 @@ class PromptRenderer:
     ) -> list[dict[str, Any]]:
         """Return the messages of a prompt, with a SLOT in place of each past reply."""
         mark = self._policy.literal.mark
+        values = {INSTRUCTION: mark(instruction), PREVIOUS: mark(previous)}
+        system, template = (
+            _FIELD.sub(lambda match: values[match[0]], text)
+            for text in (self._system, self._template)
+        )
         messages: list[dict[str, Any]] = []
-        if self._system:
-            messages.append({"role": "system", "content": self._system})
-        values = {"{instruction}": mark(instruction), PREVIOUS: mark(previous)}
-        opening = _text(_FIELD.sub(lambda match: values[match[0]], self._template))
-        before, after = [opening], []  # the parts around the next screen
+        if system:
+            messages.append({"role": "system", "content": system})
+        opening = [_text(template)] if template else []
+        before, after = opening, []  # the parts around the next screen
         if self._part_order == "separate":
-            messages.append({"role": "user", "content": [opening]})
+            if opening:
+                messages.append({"role": "user", "content": opening})
             before = []
         elif self._part_order == "image_first":
-            before, after = [], [opening]
+            before, after = [], opening
         for turn in turns:
             screen = _screen(turn.has_image, mark(turn.observed_text))
-            if parts := before + screen + after:
+            if not before + after:
+                screen = self._around(screen, turn.has_image, self._screens.past)
+            if (parts := before + screen + after) or self._screens.dropped is not None:
                 messages.append({"role": "user", "content": parts})
             messages.append({"role": "assistant", "content": SLOT})
             before, after = [], []
         screen = _screen(True, mark(observed_text))
+        if not before + after:
+            screen = self._around(screen, True, self._screens.newest)
         messages.append({"role": "user", "content": before + screen + after})
         return messages
+
+    def _around(
+        self, screen: list[dict[str, str]], has_image: bool, text: str
+    ) -> list[dict[str, str]]:
+        """Return the parts of a screen with `text` around them, or with what stands for a dropped image."""
+        if not has_image:
+            return ([_text(self._screens.dropped)] if self._screens.dropped else []) + screen
+        begin, _, end = text.partition(SCREEN)
+        return [*([_text(begin)] if begin else []), *screen, *([_text(end)] if end else [])]
 
     def _tokenise_uncached(
         self, instruction: str, turns: tuple[_Past, ...], observed_text: str, previous: str = ""
@@ -441,7 +521,7 @@ class PromptRenderer:
         """Return messages as the chat template writes them, with the beginning of a reply unless `ends`."""
         try:
             text = self._policy.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=not ends
+                messages, tokenize=False, add_generation_prompt=not ends, **self._options
             )
         except Exception as error:
             if type(error).__module__.partition(".")[0] != "jinja2":

@@ -90,8 +90,8 @@ class StatePlan:
 
     @property
     def single(self) -> bool:
-        """True if every node is a root of one token, as when a batch decodes."""
-        return len(self.depths) == 1 and all(group.tokens.shape[1] == 1 for group in self.depths[0])
+        """True if every token is a root, as when a batch decodes."""
+        return self.depths[0][0].tokens.shape == (len(self.places), 1)
 
 
 @dataclass(frozen=True)

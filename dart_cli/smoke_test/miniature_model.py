@@ -7,7 +7,9 @@
 The miniature keeps what decides which code runs: the class, the number of heads, patch and merge sizes, the
 rope's sections in proportion, tied or untied embeddings, windowed and full-attention layers of the vision
 tower, deepstack, the pointer head, and every byte of tokenizer, chat template and preprocessor. Each head has
-`HEAD` numbers, which gives the width. There are as many layers as deepstack needs, at least two.
+`HEAD` numbers, which gives the width, or four times as many where positions rotate a quarter of it. There are
+as many layers as deepstack needs, at least two; of a model with recurrent layers, the first ones up to the
+second kind.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
-from dart_cli.config.architecture import PREFIX, Shape, shape_of, text_sizes, vision_sizes
-from dart_cli.config.model_folder import SINGLE, read_json
+from dart_cli.config.architecture import NEWER, PREFIX, Shape, shape_of, text_sizes, vision_sizes
+from dart_cli.config.model_folder import SINGLE, model_config
 from dart_cli.config.schema import Config, ModelConfig
 from dart_cli.language.coordinates import make_coordinate_map, resize_of
 from dart_cli.language.parsers import make_action_parser
@@ -38,6 +40,8 @@ from dart_cli.smoke_test.token_chain import TokenChain, make_token_chain, write_
 HEAD = 8
 """Size of a head, in the language model and in the vision tower. A smaller rope cannot have three
 sections."""
+ROTATED_QUARTER = 4
+"""A head of Qwen3.5 is so many times as wide as the part that positions rotate."""
 LAYERS = 2
 LEAST_WIDTH, LEAST_NEURONS = 64, 256
 """Least width of the language model and of its MLPs, because a chain of actions has 100 tokens or more."""
@@ -47,6 +51,9 @@ only in play."""
 STRENGTH = 0.5
 """Standard deviation of a linear layer's outputs for inputs of 1: the context has an effect, but never breaks
 the chain."""
+
+REMEMBERS = -3.0
+"""Logarithm of the speed at which a recurrent layer forgets: some tens of tokens."""
 
 _DROPPED = ("layer_types", "quantization_config", "auto_map", "max_window_layers")
 """Keys of a config.json that follow from other keys, or that are not loaded."""
@@ -64,6 +71,10 @@ def cut_config(config: Mapping[str, Any]) -> dict[str, Any]:
     nested = small.get("text_config")
     text = nested if isinstance(nested, dict) else small
     layers = max(LAYERS, shape.deepstack)
+    if shape.delta is not None:
+        kinds = text_sizes(config).layer_kinds()
+        layers = max([layers, *(1 + kinds.index(kind) for kind in {*kinds})])
+        text["layer_types"] = kinds[:layers]
     width = _cut_text(text, config, shape, layers)
     vision = small.setdefault("vision_config", {})
     _cut_vision(vision, config, shape, width)
@@ -77,15 +88,23 @@ def _cut_text(text: dict[str, Any], config: Mapping[str, Any], shape: Shape, lay
     sizes = text_sizes(config)
     heads = sizes["num_attention_heads"]
     head = min(shape.head, HEAD)
-    if shape.kind != "qwen3_vl":  # in these classes a head is width / heads
+    if shape.kind not in NEWER:  # in these classes a head is width / heads
         head = min(shape.head, max(HEAD, -(-LEAST_WIDTH // heads) // HEAD * HEAD))
         width = heads * head
     else:
         width = min(shape.width, max(LEAST_WIDTH, heads * head // 2))
+        head = min(shape.head, ROTATED_QUARTER * HEAD) if shape.gated else head
         text["head_dim"] = head
     mlp = max(LEAST_NEURONS, round(shape.mlp / shape.width * width / 8) * 8)
+    kinds = text.get("layer_types")
     for key in _DROPPED:
         text.pop(key, None)
+    if shape.delta is not None:
+        text |= {
+            "layer_types": kinds,
+            "linear_key_head_dim": min(shape.delta.key_head, HEAD),
+            "linear_value_head_dim": min(shape.delta.value_head, HEAD),
+        }
     text |= {
         "hidden_size": width,
         "intermediate_size": mlp,
@@ -97,7 +116,8 @@ def _cut_text(text: dict[str, Any], config: Mapping[str, Any], shape: Shape, lay
     for key in ("rope_scaling", "rope_parameters"):
         rope = text.get(key)
         if isinstance(rope, dict) and isinstance(rope.get("mrope_section"), list):
-            rope["mrope_section"] = _sections(rope["mrope_section"], head // 2)
+            rotated = head // ROTATED_QUARTER if shape.gated else head
+            rope["mrope_section"] = _sections(rope["mrope_section"], rotated // 2)
     return width
 
 
@@ -156,10 +176,10 @@ def write_miniature(
 
     Return None if no chain is possible: the miniature then writes noise. `config` is the configuration of the
     smoke test, `screen` the width and height of its screens in pixels. The weights in `source` are not read.
-    Raises ModelError if its small files cannot be read.
+    Raises ModelError if its small files cannot be read, or dart does not load its class.
     """
     # 1. Write the folder with random weights.
-    small = cut_config(read_json(source, "config.json"))
+    small = cut_config(model_config(source))
     folder.mkdir(parents=True)
     copy_rest(source, folder)
     (folder / "config.json").write_text(json.dumps(small, indent=2) + "\n", encoding="utf-8")
@@ -211,10 +231,15 @@ def _prompt_end(policy: LoadedPolicy, config: Config, screen: tuple[int, int]) -
 
 @torch.no_grad()
 def _initialise(model: PreTrainedModel, generator: torch.Generator) -> None:
-    """Set the weights so that each part influences the next one: linear layers by `STRENGTH`, norms to 1."""
+    """Set the weights so that each part influences the next one: linear layers by `STRENGTH`, norms to 1.
+
+    Classes that add 1 to the weights of a norm begin with 0, as biases do. Recurrent layers forget slowly.
+    """
     for name, parameter in model.named_parameters():
-        if parameter.ndim < 2:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+        if name.endswith("A_log"):
+            parameter.fill_(REMEMBERS)
+        elif parameter.ndim < 2:
+            parameter.fill_(float(parameter.float().mean().round()))
         else:
             noise = torch.randn(
                 parameter.shape, generator=generator, device=parameter.device, dtype=parameter.dtype

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from dart_cli.config.architecture import ID_KEYS, TOKENS
@@ -57,6 +57,51 @@ CHAT_MESSAGE
 {% endif -%}
 """.replace("CHAT_MESSAGE", CHAT_MESSAGE)
 """The chat template of the families; DEFAULT is their system message, in quotes."""
+TAGS = (
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    *("<think>", "</think>"),
+)
+"""Tokens of Qwen3.5 behind SPECIALS that are not special: texts contain them."""
+THINKING_TEMPLATE = """\
+{%- macro shown(content) -%}
+{%- if content is string -%}{{ content }}{%- else -%}
+{%- for part in content or [] -%}
+{%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>
+{%- else -%}{{ part.text }}{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+{%- set question = namespace(index=-1) -%}
+{%- for message in messages -%}
+{%- if message.role == 'user' and not shown(message.content).strip().startswith('<tool_response>') -%}
+{%- set question.index = loop.index0 -%}
+{%- endif -%}
+{%- endfor -%}
+{%- for message in messages -%}
+{%- set text = shown(message.content) | trim -%}
+{%- if message.role == 'assistant' -%}
+{%- set answer = text.split('</think>')[-1].lstrip('\\n') -%}
+{%- set thought = text[:text.find('</think>')].split('<think>')[-1] if '</think>' in text else '' -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- if loop.index0 > question.index -%}
+{{- '<think>\\n' + thought | trim + '\\n</think>\\n\\n' -}}
+{%- endif -%}
+{{- answer + '<|im_end|>\\n' -}}
+{%- elif message.role == 'tool' -%}
+{%- if loop.first or loop.previtem.role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
+{{- '\\n<tool_response>\\n' + text + '\\n</tool_response>' -}}
+{%- if loop.last or loop.nextitem.role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
+{%- else -%}
+{{- '<|im_start|>' + message.role + '\\n' + text + '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n<think>\\n' -}}
+{%- if enable_thinking is defined and not enable_thinking -%}{{- '\\n</think>\\n\\n' -}}{%- endif -%}
+{%- endif -%}
+"""
+"""What Qwen3.5's template does, in our words: texts are trimmed, a reply begins within a thought, and thoughts
+before the last question are left out."""
 
 
 def write_published_files(config: Config, folder: Path) -> str:
@@ -65,7 +110,10 @@ def write_published_files(config: Config, folder: Path) -> str:
     Raises ModelError as `published_of` does.
     """
     kind, checkpoint, tree, preprocessor, system = published_of(config)
+    thinks = kind == "qwen3_5"
     tokenizer = _tokenizer(config)
+    if thinks:
+        tokenizer.add_tokens([AddedToken(token, normalized=False) for token in TAGS])
     token_ids = tokenizer.get_vocab()
     ids = {
         "bos_token_id": token_ids["<|endoftext|>"],
@@ -85,7 +133,8 @@ def write_published_files(config: Config, folder: Path) -> str:
     else:
         config_json["vocab_size"] = rows
     folder.mkdir(parents=True)
-    tokenizer.chat_template = CHAT_TEMPLATE.replace("DEFAULT", json.dumps(system))
+    template = THINKING_TEMPLATE if thinks else CHAT_TEMPLATE
+    tokenizer.chat_template = template.replace("DEFAULT", json.dumps(system))
     tokenizer.save_pretrained(folder)
     image_config = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2, **preprocessor}
     image_config["image_processor_type"] = "Qwen2VLImageProcessor"

@@ -288,6 +288,11 @@ def _cut(
     return search(0, [], True)
 
 
+def _leaving(layer: Any) -> Any:
+    """Return the projection with which attention leaves a layer, or recurrence where it has that instead."""
+    return layer.self_attn.o_proj if hasattr(layer, "self_attn") else layer.linear_attn.out_proj
+
+
 @torch.no_grad()
 def write_chain(model: Any, chain: TokenChain, generator: torch.Generator) -> None:
     """Change the random weights of a model, of any supported class, so that it follows the chain.
@@ -312,7 +317,7 @@ def write_chain(model: Any, chain: TokenChain, generator: torch.Generator) -> No
     *earlier, last = model.model.language_model.layers
     context = length / (width * (len(earlier) + 1) / 2) ** 0.5
     for linear in (
-        *(layer.self_attn.o_proj for layer in (*earlier, last)),
+        *(_leaving(layer) for layer in (*earlier, last)),
         *(layer.mlp.down_proj for layer in earlier),
     ):
         linear.weight *= context

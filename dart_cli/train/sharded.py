@@ -184,7 +184,7 @@ def load_sharded(
         first = first_adapters(model, seed, adapters) if lora is not None else None
         fill(model, files, lambda parameter: _home(parameter, plan), first)
     fill_buffers(model, plan.device)
-    use_our_layers(model)
+    use_our_layers(model, plan.compute)
     model.eval()
     return policy, scorer
 

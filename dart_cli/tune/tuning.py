@@ -224,7 +224,9 @@ def _settings(plan: _Plan, hyperparameters: Hyperparameters, split: Split) -> Tu
         held_out=tuple(split.heldout_rows),
         model_digest=folder_digest(folder_of(config.model.path), config.model.adapters),
         action_parser=action_parser_identity(name) if is_prompted else "",
-        prompt=json.dumps([policy.system_prompt, policy.template, policy.part_order])
+        prompt=json.dumps(
+            [policy.system_prompt, policy.template, policy.part_order, policy.thinking, policy.date]
+        )
         if prompts
         else by_policy,
         coordinates=policy.coordinates if is_prompted else "",

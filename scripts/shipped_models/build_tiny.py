@@ -2,14 +2,15 @@
 
     .venv/bin/python scripts/shipped_models/build_tiny.py --seed 0 --seconds 300 --out /tmp/base-0
 
-Each screen is one sequence: the image, then its questions, each of which sees the image and
-itself alone (a block mask, and positions that start anew), so that a question is trained exactly
-as it is asked in use. A question is "click the red button" about a red button that is in sight,
-"is red visible", or "what screen". What cannot be pointed at, because it is absent, covered or
-already as it is wanted, is answered with any widget in sight, at random: the base has no
-idea of what leads where, and that is where reinforcement learning starts. A click is learnt as a
-distribution over the inside of the target, not as its centre, so that the policy keeps some of
-the freedom that RL explores with.
+Each screen is one tree of a pack (dart_cli/policy/packed.py): the image, and behind it each question by
+itself, so that a question is trained exactly as it is asked in use. A question is "click the red button"
+about a red button that is in sight, "is red visible", or "what screen". What cannot be pointed at, because it
+is absent, covered or already as it is wanted, is answered with any widget in sight, at random: the base has
+no idea of what leads where, and that is where reinforcement learning starts. A click is learnt as a
+distribution over the inside of the target, not as its centre, so that the policy keeps some of the freedom
+that RL explores with.
+
+`--class qwen3_5` builds a hybrid of the same size, three of whose four layers are recurrences.
 
 One core, one thread; `--seconds` is CPU time. The printed hit rate is on held-out screens.
 """
@@ -24,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -34,14 +36,11 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dart_cli.policy.forward import (
-    ImageFeatures,
-    encoder_outputs,
-    image_features,
-    rope_positions,
-)
+from dart_cli.policy.forward import ImageFeatures, image_features, rope_positions
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.loader import LoadedPolicy, load_policy
+from dart_cli.policy.pack_plan import PackLayout
+from dart_cli.policy.packed import PackedInputs, packed_hidden
 from envs.suites.embedded.theme import COLOURS
 from scripts import tiny_model as tiny
 from scripts.grounding_screens import INSTRUCTIONS, grounding_screen
@@ -101,23 +100,21 @@ class Sheet:
 
 @dataclass(frozen=True)
 class PackedSheets:
-    """A batch of sheets; `tokens` and `clicks` are the positions that predict what is learned."""
+    """A pack of B sheets with screens of one size; `tokens` and `clicks` are places that predict something."""
 
-    input_ids: torch.Tensor  # [B, L]
-    segments: torch.Tensor  # [B, L]: 0 for the image, then the question's number; -1 on padding
-    mask: torch.Tensor  # [B, 1, L, L], 0 or -inf
-    position_ids: torch.Tensor  # [3, B, L]
-    images: list[PreparedImage]  # [B]
+    inputs: PackedInputs  # L tokens; each sheet is a tree, its image the root, its questions the children
+    nodes: torch.Tensor  # [L], the node of each token
+    screens: torch.Tensor  # [B, image tokens], the place of each image token
     names: torch.Tensor  # [B * image tokens], the token that names what is shown
-    tokens: torch.Tensor  # [T, 2]: flat position, the token it predicts
-    clicks: torch.Tensor  # [C]: flat position that predicts a coordinate
+    tokens: torch.Tensor  # [T, 2]: place, the token it predicts
+    clicks: torch.Tensor  # [C]: place that predicts a coordinate
+    sheets: torch.Tensor  # [C]: whose coordinate it is
     spans: torch.Tensor  # [C, 2]: low and high end of that coordinate, 0 to 1
     cells: torch.Tensor  # [C, image tokens]: share of the asked widget in each
-    image_start: int  # position of the first image token in every row
 
 
 class Packer:
-    """A maker of batches from sheets, with one tokenizer."""
+    """A maker of packs from sheets, with one tokenizer."""
 
     def __init__(self, tokenizer: Any, image_token: int, merge: int) -> None:
         self._image_token = image_token
@@ -128,43 +125,50 @@ class Packer:
         self._zero = self._encode("0")[0]
 
     def pack(self, sheets: Sequence[Sheet], rng: Random) -> PackedSheets:
-        """Return one batch; click coordinates that later tokens are conditioned on come from `rng`."""
-        rows = [self._row(sheet, rng) for sheet in sheets]
-        length = max(len(row.ids) for row in rows)
-        batch = len(rows)
-        input_ids = torch.zeros(batch, length, dtype=torch.long)
-        segments = torch.full((batch, length), -1)
-        position_ids = torch.zeros(3, batch, length, dtype=torch.long)
+        """Return one pack of sheets whose screens have one size.
+
+        Click coordinates that later tokens are conditioned on come from `rng`.
+        """
+        input_ids: list[int] = []
+        position_ids: list[torch.Tensor] = []
+        sizes: list[int] = []
+        parents: list[int] = []
+        screens: list[torch.Tensor] = []
         tokens: list[tuple[int, int]] = []
         clicks: list[int] = []
+        owners: list[int] = []
         spans: list[tuple[float, float]] = []
         cells: list[list[float]] = []
-        for index, row in enumerate(rows):
-            size, start = len(row.ids), index * length
-            input_ids[index, :size] = torch.tensor(row.ids)
-            segments[index, :size] = torch.tensor(row.segments)
-            position_ids[:, index, :size] = row.positions
+        for index, sheet in enumerate(sheets):
+            row, start, root = self._row(sheet, rng), len(input_ids), len(sizes)
+            input_ids += row.ids
+            position_ids.append(row.positions)
+            sizes += row.sizes
+            parents += [-1] + [root] * (len(row.sizes) - 1)
+            screens.append(start + len(self._encode(OPENING)) + torch.arange(sheet.image.tokens))
             tokens += [(start + at, token) for at, token in row.tokens]
             clicks += [start + at for at, _, _ in row.clicks]
+            owners += [index] * len(row.clicks)
             spans += [(low, high) for _, low, high in row.clicks]
             cells += row.cells
-        own = segments[:, :, None] == segments[:, None, :]
-        shared = segments[:, None, :] == 0
-        causal = torch.ones(length, length, dtype=torch.bool).tril()
-        visible = (causal & (own | shared))[:, None]
-        mask = torch.zeros(batch, 1, length, length).masked_fill(~visible, float("-inf"))
+        images = tuple(sheet.image for sheet in sheets)
+        layout = PackLayout((0, *accumulate(sizes)), tuple(parents))
         return PackedSheets(
-            input_ids,
-            segments,
-            mask,
-            position_ids,
-            [sheet.image for sheet in sheets],
+            PackedInputs(
+                torch.tensor(input_ids),
+                torch.cat(position_ids, dim=1),
+                layout,
+                images,
+                tuple(range(len(images))),
+            ),
+            torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)),
+            torch.stack(screens),
             torch.tensor([self._encode(f" {name}")[0] for s in sheets for name in s.names]),
             torch.tensor(tokens, dtype=torch.long).reshape(-1, 2),
             torch.tensor(clicks, dtype=torch.long),
+            torch.tensor(owners, dtype=torch.long),
             torch.tensor(spans, dtype=torch.float32).reshape(-1, 2),
             torch.tensor(cells, dtype=torch.float32),
-            len(self._encode(OPENING)),
         )
 
     def _row(self, sheet: Sheet, rng: Random) -> SimpleNamespace:
@@ -178,14 +182,14 @@ class Packer:
         )
         row = SimpleNamespace(
             ids=prefix,
-            segments=[0] * len(prefix),
+            sizes=[len(prefix)],
             positions=[positions],
             tokens=[],
             clicks=[],
             cells=[],
         )
         _, rows, columns = (side // self._merge for side in (self._merge, *sheet.image.grid[1:]))
-        for number, question in enumerate(sheet.questions, start=1):
+        for question in sheet.questions:
             prompt = self._encode(question.text + "<|im_end|><|im_start|>assistant\n")
             answer, spans = self._answer(question, rng)
             boxes = iter([box for box in question.boxes for _ in "xy"])
@@ -200,7 +204,7 @@ class Packer:
                     row.cells.append(cover(next(boxes), rows, columns))
             size = len(prompt) + len(answer) - 1
             row.ids += [*prompt, *answer[:-1]]
-            row.segments += [number] * size
+            row.sizes.append(size)
             row.positions.append((torch.arange(size) + following).expand(3, -1))
         row.positions = torch.cat(row.positions, dim=1)
         return row
@@ -232,7 +236,7 @@ class Packer:
         it gives what pre-training gives to real models, and without it the first transition takes many
         times longer.
         """
-        features = image_features(model, packed.images)
+        features = image_features(model, packed.inputs.images)
         features_of_tokens = F.normalize(torch.cat(features.embeds), dim=-1)
         vocabulary = F.normalize(model.lm_head.weight, dim=-1)
         names = F.cross_entropy(
@@ -254,13 +258,7 @@ class Packer:
         hook = attention.register_forward_pre_hook(
             lambda _module, _args, keywords: inputs_of_attention.update(keywords), with_kwargs=True
         )
-        hidden = model.model(
-            input_ids=packed.input_ids,
-            attention_mask=packed.mask,
-            position_ids=packed.position_ids,
-            mm_encoder_outputs=encoder_outputs(features, range(len(packed.images))),
-            use_cache=False,
-        ).last_hidden_state.flatten(0, 1)
+        hidden = packed_hidden(model, packed.inputs, features=features)
         hook.remove()
         pointing = (
             pointing_loss(attention, inputs_of_attention, packed) if len(packed.clicks) else 0.0
@@ -285,23 +283,27 @@ def pointing_loss(
     A position that says a coordinate must first find the widget; with this loss it learns
     to match word and image in a hundred updates (after GUI-Actor, arXiv 2506.03143).
     """
-    hidden = inputs_of_attention["hidden_states"]  # [B, L, hidden]
-    cos, sin = inputs_of_attention["position_embeddings"]  # [B, L, head]
-    length, size = hidden.shape[1], cos.shape[-1]
-    tokens = packed.cells.shape[1]
-    image = slice(packed.image_start, packed.image_start + tokens)
+    hidden = inputs_of_attention["hidden_states"][0]  # [L, hidden]
+    cos, sin = (part[0] for part in inputs_of_attention["position_embeddings"])  # [L, rotated]
+    size, rotated = attention.head_dim, cos.shape[-1]
 
-    def turned(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        first, second = states.chunk(2, dim=-1)
-        rotated = torch.cat([-second, first], dim=-1)
-        return states * cos[..., None, :] + rotated * sin[..., None, :]
+    def turned(states: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        states = states[..., :POINTING_HEADS, :]
+        turning, rest = states[..., :rotated], states[..., rotated:]
+        first, second = turning.chunk(2, dim=-1)
+        across = torch.cat([-second, first], dim=-1)
+        turning = turning * cos[at][..., None, :] + across * sin[at][..., None, :]
+        return torch.cat([turning, rest], dim=-1)
 
-    at = packed.clicks
-    queries = attention.q_norm(attention.q_proj(hidden.flatten(0, 1)[at]).unflatten(-1, (-1, size)))
-    queries = turned(queries, cos.flatten(0, 1)[at], sin.flatten(0, 1)[at])[:, :POINTING_HEADS]
-    keys = attention.k_norm(attention.k_proj(hidden[:, image]).unflatten(-1, (-1, size)))
-    keys = turned(keys, cos[:, image], sin[:, image])[:, :, :POINTING_HEADS]
-    scores = torch.einsum("chd,cthd->cht", queries, keys[at // length]) * size**-0.5
+    at, screens = packed.clicks, packed.screens
+    # In Qwen3.5 each head's query is followed by its gate.
+    projected = attention.q_proj(hidden[at]).unflatten(
+        -1, (attention.config.num_attention_heads, -1)
+    )
+    queries = turned(attention.q_norm(projected[..., :size]), at)
+    keys = attention.k_norm(attention.k_proj(hidden[screens]).unflatten(-1, (-1, size)))
+    keys = turned(keys, screens)[packed.sheets]
+    scores = torch.einsum("chd,cthd->cht", queries, keys) * size**-0.5
     return -(packed.cells[:, None, :] * F.log_softmax(scores, dim=-1)).sum(dim=-1).mean()
 
 
@@ -447,14 +449,7 @@ def evaluate(policy: LoadedPolicy, test: Sequence[Sheet]) -> dict[str, float]:
     for start in range(0, len(test), 32):
         sheets = test[start : start + 32]
         packed = packer.pack(sheets, rng)
-        features = image_features(model, packed.images)
-        hidden = model.model(
-            input_ids=packed.input_ids,
-            attention_mask=packed.mask,
-            position_ids=packed.position_ids,
-            mm_encoder_outputs=encoder_outputs(features, range(len(packed.images))),
-            use_cache=False,
-        ).last_hidden_state.flatten(0, 1)
+        hidden = packed_hidden(model, packed.inputs)
         zero = policy.tokenizer.convert_tokens_to_ids("0")
         chances = (hidden[packed.clicks] @ model.lm_head.weight.T).softmax(dim=-1)
         numbers = chances[:, zero : zero + tiny.NUMBERS]
@@ -476,6 +471,9 @@ def kind_of(text: str) -> str:
 def main() -> None:
     """Build one checkpoint and print its hit rates."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--class", dest="model_type", choices=tiny.TINY, default="qwen3_vl", help="of a new model"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=300.0, help="CPU seconds of training")
     parser.add_argument("--start", help="go on from this folder instead of random values")
@@ -484,7 +482,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     if not arguments.start:
-        tiny.save(arguments.out, *tiny.build_tiny(arguments.seed), {})
+        tiny.save(
+            arguments.out, *tiny.build_tiny(arguments.seed, tiny.TINY[arguments.model_type]), {}
+        )
     policy = load_policy(arguments.start or arguments.out)
     words = {word for text in INSTRUCTIONS for word in policy.tokenizer.tokenize(text)}
     print(f"{len(words)} distinct tokens in {len(INSTRUCTIONS)} instructions", flush=True)
@@ -511,7 +511,7 @@ def main() -> None:
     }
     tiny.save(
         arguments.out,
-        policy.model,  # type: ignore[arg-type]
+        policy.model,
         policy.tokenizer,
         policy.images.processor,
         build,

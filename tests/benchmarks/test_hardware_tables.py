@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from benchmarks.gpu.speeds import H100 as SPEED
 from benchmarks.gpu.speeds import H200, Seconds, gpu_speed, seconds_of, vision_flops
 from dart_cli.config.architecture import shape_of
 from dart_cli.config.load import load_config
+from dart_cli.config.model_folder import Screens
 from dart_cli.doctor.plan import H100, make_plan
 from tests.doctor.seven_b import CONFIG, PREPROCESSOR, config_of, plan_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "hardware.md"
+NEWER_CUT = Screens(32, 65536, 16_777_216)
+"""As in Qwen3.5's preprocessor."""
 
 
 def test_the_page_has_the_tables() -> None:
@@ -32,10 +36,11 @@ def test_the_page_has_the_tables() -> None:
 
 def test_its_models_are_those_of_their_names() -> None:
     billions = [round(shape_of(model.tree).parameters / 1e9, 2) for model in MODELS]
-    assert billions == [3.75, 8.29, 33.45]  # as their pages on the hub say
+    # As their pages on the hub say, for Qwen3.5 without the layer that only drafts.
+    assert billions == [3.75, 8.29, 33.45, 4.54, 9.41, 27.36]
     assert shape_of(MODELS[1].tree) == shape_of(CONFIG)
     assert (28, PREPROCESSOR["min_pixels"], PREPROCESSOR["max_pixels"]) == CUT
-    assert len([line for line in tables() if line.startswith("| all, recompute |")]) == 9
+    assert len([line for line in tables() if line.startswith("| all, recompute |")]) == 18
 
 
 def test_the_page_names_main_memory_as_its_table_and_doctor_have_it() -> None:
@@ -106,11 +111,14 @@ def test_a_gpu_is_known_by_its_name() -> None:
     assert gpu_speed("a toaster", 5) is None
 
 
-@pytest.mark.parametrize("name", ["ui-tars-7b", "osworld"])
-@pytest.mark.parametrize("history", ["slide", "evict"])
+@pytest.mark.parametrize(
+    ("name", "history"),
+    [*product(("ui-tars-7b", "osworld"), ("slide", "evict")), ("qwen3.5-9b", "slide")],
+)
 def test_no_other_split_of_eight_gpus_is_faster_than_the_shipped_one(
     name: str, history: str
 ) -> None:
+    tree, screens = (MODELS[4].tree, NEWER_CUT) if name == "qwen3.5-9b" else (CONFIG, CUT)
     evict = ["policy.history_images=3", "policy.history_images_most=7"]
     config = load_config(ROOT / "configs" / f"{name}.toml", evict if history == "evict" else [])
 
@@ -121,11 +129,11 @@ def test_no_other_split_of_eight_gpus_is_faster_than_the_shipped_one(
                 "up": config.up.model_copy(update={"rollouts": 8 - ranks}),
             }
         )
-        found = seconds_of(changed, make_plan(changed, CONFIG, CUT, H100), SPEED)
+        found = seconds_of(changed, make_plan(changed, tree, screens, H100), SPEED)
         return max(found.training, found.rollouts)
 
     assert min(range(3, 8), key=slower_side) == config.train.ranks
-    found = seconds_of(config, make_plan(config, CONFIG, CUT, H100), SPEED)
+    found = seconds_of(config, make_plan(config, tree, screens, H100), SPEED)
     is_bound = (name, history) == ("osworld", "evict")
     assert ("for boots" in found.waits) is is_bound
 

@@ -14,7 +14,8 @@ def places(tmp_path: Path) -> dict[str, str]:
     for path in paths.values():
         path.mkdir()
     (paths["llama"] / "config.json").write_text('{"model_type": "llama"}')
-    (paths["bare"] / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    bare = '{"model_type": "qwen2_5_vl", "vision_config": {}}'
+    (paths["bare"] / "config.json").write_text(bare)
     paths |= {"file": tmp_path / "file.py", "broken": tmp_path / "broken.py"}
     paths["file"].write_text("x = 1\n")
     paths["broken"].write_text("import does not parse\n")

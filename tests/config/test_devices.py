@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from dart_cli.config.rules import Finding, broken_rules
 from dart_cli.config.rules.machine import GPUS, NCCL, OF_UP, TRAINER, WORKERS
 from dart_cli.config.schema import Config
 from dart_cli.runtime.commands import placement
+from scripts.small_models import FAMILIES
+from tests.config.model_parts import change_json, write_model
 
 
 @pytest.fixture(autouse=True)
@@ -330,3 +333,53 @@ def test_without_a_gpu_many_ranks_and_offload_are_refused(
     assert [each.subject for each in mistakes] == ([found] if found else [])
     assert all(str(each).endswith(cure) for each in mistakes)
     assert not device_mistakes(config, "rollout")
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "gpus", "device", "engine", "roles"),
+    [
+        ("qwen3_5", None, 8, "cuda", "transformers", ("train", "rollout")),
+        ("qwen3_5", None, 1, "auto", "transformers", ("train", "rollout")),
+        ("qwen3_5", None, 8, "cuda", "vllm", ("train",)),  # vLLM has a kernel of its own
+        ("qwen3_5", None, 0, "auto", "transformers", ()),
+        ("qwen3_5", None, 8, "cpu", "transformers", ()),
+        ("qwen3_5", ["full_attention"] * 4, 8, "cuda", "transformers", ()),
+        ("qwen3_vl", None, 8, "cuda", "transformers", ()),
+    ],
+)
+def test_recurrent_layers_on_a_gpu_need_a_kernel(
+    kind: str,
+    layers: list[str] | None,
+    gpus: int,
+    device: str,
+    engine: str,
+    roles: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = write_model(tmp_path / "model", kind)
+    if layers:
+        text = FAMILIES[kind].config["text_config"] | {"layer_types": layers}
+        change_json(folder, "config.json", text_config=text)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(devices, "visible_gpus", lambda: gpus)
+    config = Config.model_validate(
+        {
+            "model": {"path": str(folder)},
+            "rollout": {"engine": engine, "device": device},
+            "train": {"device": device},
+        }
+    )
+    is_there = False
+    monkeypatch.setattr(
+        devices.importlib.util, "find_spec", lambda name: object() if is_there else None
+    )
+    for role in ("train", "rollout"):
+        found = [each for each in device_mistakes(config, role) if "fla" in str(each)]
+        assert len(found) == (role in roles)
+        for each in found:
+            assert each.subject == f"{role}.device"
+            assert "pip install flash-linear-attention" in each.cure
+            assert "\n" not in str(each)
+    is_there = True
+    assert not [each for role in roles for each in device_mistakes(config, role)]

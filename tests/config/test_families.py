@@ -75,7 +75,12 @@ def written(path: Path, text: str) -> Path:
         ("opencua", "OpenCUA-32B", "opencua"),
         ("opencua", "EvoCUA-S1-72B", "evocua-s1"),
         ("glm4v_moe", "", "glm-4.5v"),
-        ("qwen3_5", "", "qwen3.5"),
+        ("qwen3_5", "Qwen3.5-9B", "qwen3.5"),
+        ("qwen3_5", "Qwen3.6-27B", "qwen3.5"),
+        ("qwen3_5", "Qwen3.8-27B", "qwen3.8"),
+        ("qwen3_5", "Fara1.5-9B, made of Qwen3.5-9B", "fara-1.5"),
+        ("qwen3_5", "UI-Venus-2-9B", "ui-venus-2"),
+        ("qwen3_5", "Holo3.1-9B", "holo-3.1"),
     ],
 )
 def test_a_folder_shows_its_family_by_its_card_or_its_name(
@@ -108,7 +113,10 @@ def test_what_a_checkpoint_was_made_of_is_not_its_family(tmp_path: Path) -> None
     [
         ("qwen3_vl", "may be of qwen3-vl, gui-owl-1.5, mai-ui, evocua, all of model_type qwen3_vl"),
         ("qwen2_vl", "may be of ui-tars, all of model_type qwen2_vl"),
-        ("llava", "no family has model_type 'llava'"),
+        (
+            "qwen3_5",
+            "may be of qwen3.5, qwen3.8, fara-1.5, ui-venus-2, holo-3.1, all of model_type qwen3_5",
+        ),
     ],
 )
 def test_a_folder_that_does_not_show_its_family_is_one_line_with_the_cure(
@@ -189,9 +197,10 @@ def test_each_family_is_whole(name: str, tmp_path: Path) -> None:
     values = {key: value for key, (value, _) in values_of(name).items()}
     assert set(values) == set(VALUES)
     assert its.action_parser in ACTION_PARSERS
-    assert values["template"].count("{instruction}") == 1
+    assert (values["template"] + values["system_prompt"]).count("{instruction}") == 1
     assert ("{previous}" in values["template"]) == (its.history_turns < 1000)
-    assert "{date}" not in values["template"] + values["system_prompt"]
+    assert its.later_screen.count("{screen}") == 1
+    assert its.past_screen.count("{screen}") == (its.past_screen != "")
     config = Config.model_validate(
         {"policy": {"family": name, **values}, "model": {"path": str(tmp_path)}}
     )
@@ -227,3 +236,21 @@ def test_the_doctor_tells_the_family_of_a_folder_and_what_follows(tmp_path: Path
     )
     glm = config_of_model(folder(tmp_path, "glm4v_moe", name="glm"), ["policy.family=auto"])
     assert any("action parser and prompt only" in each.text for each in family(glm))
+
+
+@pytest.mark.parametrize("date", ["2026-02-30", "20260101", "1.2.2026", ""])
+def test_a_date_that_is_no_day_is_refused_in_one_line(date: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.toml", f"[policy]\ndate = '{date}'\n")
+    with pytest.raises(ConfigError, match=r"policy\.date must be a date as YYYY-MM-DD") as refusal:
+        load_config(path)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_instruction_is_in_the_template_or_in_the_system_message() -> None:
+    def problems(**keys: str) -> list[str]:
+        config = Config.model_validate({"policy": keys})
+        return [str(each) for each in broken_rules(POLICY, config)]
+
+    assert problems(template="", system_prompt="Do {instruction}") == []
+    [problem] = problems(template="Do it", system_prompt="Be brief")
+    assert "needs {instruction} where the task belongs" in problem

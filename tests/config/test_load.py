@@ -168,7 +168,7 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
     assert load_config(path) == Config().model_copy(update={"train": train})
 
 
-@pytest.mark.parametrize("name", ["ui-tars-7b", "osworld"])
+@pytest.mark.parametrize("name", ["ui-tars-7b", "qwen3.5-9b", "osworld"])
 def test_a_configuration_that_names_dart_has_its_curation_and_its_mean(name: str) -> None:
     config = load_config(Path("configs") / f"{name}.toml")
     data, train = config.data, config.train

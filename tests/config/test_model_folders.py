@@ -23,7 +23,7 @@ from dart_cli.policy.loader import check_weights, load_policy
 from scripts.small_models import build
 from tests.config.model_parts import change_json, write_json, write_model, write_tensors, zeros
 
-KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
@@ -47,9 +47,19 @@ def _loop(folder: Path) -> None:
     (folder / "tokenizer.json").symlink_to("tokenizer.json")
 
 
+def _adapters(folder: Path) -> None:
+    write_json(folder, "adapter_config.json", {"base_model_name_or_path": "Base-7B", "r": 32})
+
+
 def _adapters_alone(folder: Path) -> None:
     (folder / "config.json").unlink()
-    write_json(folder, "adapter_config.json", {"base_model_name_or_path": "Base-7B", "r": 32})
+    _adapters(folder)
+
+
+def _gguf(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / "config.json").unlink()
+    (folder / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
 
 
 SPOILT: list[tuple[str, Callable[[Path], None], str]] = [
@@ -63,6 +73,13 @@ SPOILT: list[tuple[str, Callable[[Path], None], str]] = [
         "adapters alone",
         _adapters_alone,
         "has LoRA adapters (adapter_config.json) of the model Base-7B",
+    ),
+    ("adapters beside a model", _adapters, "has LoRA adapters (adapter_config.json)"),
+    ("GGUF", _gguf, "has weights in the format GGUF, which cannot be trained; fetch the safeten"),
+    (
+        "no vision tower",
+        lambda f: change_json(f, "config.json", vision_config=None),
+        "model_type is qwen2_5_vl, which dart does not load without a vision_config",
     ),
     ("no tokenizer", _drop("tokenizer.json"), "tokenizer.json is missing"),
     ("a loop of links", _loop, "tokenizer.json is missing"),
@@ -83,6 +100,11 @@ SPOILT: list[tuple[str, Callable[[Path], None], str]] = [
         "quantised",
         lambda f: change_json(f, "config.json", quantization_config={"quant_method": "awq"}),
         "quantised weights cannot be trained",
+    ),
+    (
+        "quantised for MLX",
+        lambda f: change_json(f, "config.json", quantization={"group_size": 64, "bits": 4}),
+        "has a quantization (unnamed): quantised weights cannot be trained",
     ),
 ]
 

@@ -23,7 +23,7 @@ CASES = [
         "model of another kind",
         '[model]\npath = "{llama}"\n',
         "model.path",
-        "take a checkpoint of class qwen2_vl, qwen2_5_vl or qwen3_vl",
+        "model_type is llama, which dart does not load: it has no vision tower; take a checkpoint",
     ),
     Case("model without weights", '[model]\npath = "{bare}"\n', "model.path", "*.safetensors"),
 ]

@@ -54,23 +54,10 @@ CASES = [
         "dart model add-pointer builtin:tiny OUT",
     ),
     Case(
-        "image first where images are dropped",
-        '[policy]\npart_order = "image_first"\nhistory_images = 2\nhistory_turns = 5\n',
-        "policy.part_order",
-        '"instruction_first", or policy.history_turns = 1',
-    ),
-    Case(
         "evictions that drop nothing",
         "[policy]\nhistory_images = 3\nhistory_images_most = 3\nhistory_turns = 2\n",
         "policy.history_images_most",
         "got 3; set e.g. 7",
-    ),
-    Case(
-        "image first where an eviction drops images",
-        '[policy]\npart_order = "image_first"\nhistory_images = 2\n'
-        "history_images_most = 4\nhistory_turns = 5\n",
-        "policy.part_order",
-        '"instruction_first", or policy.history_turns = 1',
     ),
     Case(
         "text of a suite that has none",

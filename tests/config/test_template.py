@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dart_cli.config.families import with_family
 from dart_cli.config.learning_rate import with_rate
 from dart_cli.config.load import load_config
 from dart_cli.config.rules.check import check_config
@@ -32,7 +33,7 @@ def test_a_starter_is_its_template_with_every_key(tmp_path: Path, template: str)
     expected["run"]["dir"] = "runs/mine"
     if template == "own-env":
         expected["env"]["suite"] = f"{tmp_path / 'mine' / 'my_env.py'}:GuestsSuite"
-    assert config == with_rate(Config.model_validate(expected))
+    assert config == with_family(with_rate(Config.model_validate(expected)))
     text = path.read_text()
     for name, section in section_types().items():
         assert f"[{name}]" in text

@@ -22,9 +22,10 @@ def table() -> str:
         kinds = ", ".join(f"`{kind}`" for kind in its.model_types)
         loads = kinds if its.is_loaded else f"{kinds}: action parser only"
         turns = "all" if its.history_turns >= 1000 else its.history_turns
+        most = f" to {its.history_images_most}" if its.history_images_most else ""
         rows.append(
             f"| `{name}` | {its.title} | {loads} | `{its.action_parser}` | `{its.coordinates}` | "
-            f"{its.history_images}, {turns} | {its.thought} | {strings[name]} |"
+            f"{its.history_images}{most}, {turns} | {its.thought} | {strings[name]} |"
         )
     return "\n".join(rows) + "\n"
 

@@ -10,14 +10,17 @@ import pytest
 
 from dart_cli.config.architecture import shape_of
 from dart_cli.config.load import load_config
+from dart_cli.config.model_folder import Screens
+from dart_cli.config.published import PUBLISHED
 from dart_cli.config.rules import broken_rules
 from dart_cli.config.rules.machine import GPUS
 from dart_cli.config.schema import VllmConfig
+from dart_cli.config.schema.rollout import PREFIX_CACHE_MB
 from dart_cli.doctor.fit import HostCapacity
 from dart_cli.doctor.host_memory import EpisodeForm
 from dart_cli.doctor.plan import H100, episode_tokens, make_plan
 from dart_cli.doctor.plan_findings import plan_lines
-from dart_cli.engines.vllm.room import divide
+from dart_cli.engines.vllm.room import FEATURE_SHARE, divide
 from tests.doctor.parts import misfits
 from tests.doctor.seven_b import CONFIG, CUT, config_of, plan_of
 
@@ -84,6 +87,34 @@ def test_keys_and_values_of_a_token_are_57_kilobytes() -> None:
     shared = plan_of(vllm={"tensor_parallel": 2}).engine
     assert shared is not None
     assert shared.weights == engine.weights // 2
+
+
+def test_a_prompt_of_a_hybrid_keeps_one_state_and_the_keys_of_a_quarter_of_its_layers() -> None:
+    """Figures of Qwen3.5-9B: 24 layers with 32 states of 128 x 128 in float32, and 3 columns of 8,192 numbers."""
+    tree = {**PUBLISHED["qwen3_5"].tree, "model_type": "qwen3_5"}
+    shape = shape_of(tree)
+    assert 2 * shape.cached == 8 * 2 * 4 * 256 * 2 == 32_768
+    assert shape.state_bytes(2) == 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2) == 51_511_296
+    cut = Screens(32, 65536, 16777216)
+    for engine in ("vllm", "transformers"):
+        plan = make_plan(config_of(rollout={"engine": engine}), tree, cut, H100)
+        assert plan.engine is not None
+        cache = plan.engine.cache - (PREFIX_CACHE_MB << 20 if engine == "transformers" else 0)
+        prompt = plan.longest * 32_768 + 51_511_296
+        assert plan.engine.prompts == pytest.approx(cache / prompt)
+
+
+def test_the_state_of_the_longest_sequence_has_room_before_features() -> None:
+    shape = shape_of({**PUBLISHED["qwen3_5"].tree, "model_type": "qwen3_5"})
+    plain = replace(
+        shape, delta=None, layers=shape.attending
+    )  # as many keys and values, and no state
+    sizes = {"wide": 2, "memory": H100.memory, "length": 20_000, "screen_tokens": 10**8}
+    with_states, without = (
+        divide(VllmConfig(), replace(each, text=shape.text), **sizes) for each in (shape, plain)
+    )
+    less = (without.feature_tokens - with_states.feature_tokens) * 2 * shape.width
+    assert less == pytest.approx(51_511_296 / FEATURE_SHARE, abs=2 * shape.width)
 
 
 def test_features_of_the_screens_in_play_are_beside_the_keys_and_values() -> None:

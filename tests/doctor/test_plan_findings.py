@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from benchmarks.gpu.hardware_tables import split
 from bus.errors import ConfigError
 from dart_cli.config import devices
 from dart_cli.config.load import load_config
+from dart_cli.config.model_folder import CLASSES_CURE
 from dart_cli.config.rules import Finding
 from dart_cli.config.rules.check import find_mistakes
 from dart_cli.config.schema import Config, UpConfig
@@ -192,9 +194,9 @@ def test_a_model_that_is_not_here_is_planned_by_its_published_shape(
         ("models/mine", "its name shows no family whose shape is published", "hf download REPO"),
         ("models/Qwen2.5-VL-3B-Instruct", "has another size", "hf download REPO"),
         (
-            "models/Qwen3.5-9B",
-            "is of the family qwen3.5, whose class qwen3_5 or qwen3_5_moe dart does not load",
-            "take a checkpoint of class qwen2_vl, qwen2_5_vl or qwen3_vl, the only ones",
+            "models/OpenCUA-7B",
+            "is of the family opencua, whose class opencua dart does not load",
+            "take a checkpoint of class qwen2_vl (",
         ),
     ],
 )
@@ -213,12 +215,12 @@ def test_a_folder_that_cannot_be_loaded_is_told_once(
     seven_b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host(monkeypatch)
-    change_json(seven_b, "config.json", model_type="qwen3_5")
+    change_json(seven_b, "config.json", model_type="gemma3")
     config = config_of(model={"path": str(seven_b)}, up={"rollout_gpus": []})
     assert not list(planned.plan(config))
     [finding] = [each for each in find_mistakes(config) if each.subject == "model.path"]
-    assert "model_type is qwen3_5, which dart does not load" in finding.text
-    assert finding.cure.startswith("take a checkpoint of class qwen2_vl, qwen2_5_vl or qwen3_vl")
+    assert "model_type is gemma3, which dart does not load" in finding.text
+    assert finding.cure == CLASSES_CURE
 
 
 @pytest.mark.parametrize(
@@ -292,15 +294,21 @@ def test_steps_need_a_run(seven_b: Path, capsys: pytest.CaptureFixture[str]) -> 
 # --- the comments of shipped configurations ------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ui-tars-7b", "osworld"])
-@pytest.mark.parametrize("history", ["slide", "evict"])
+@pytest.mark.parametrize(
+    ("name", "history"),
+    [
+        *product(("ui-tars-7b", "osworld"), ("slide", "evict")),
+        ("qwen3.5-9b", "slide"),  # it plans with the published shape
+    ],
+)
 def test_comments_have_the_figures_that_are_printed(
     name: str, history: str, seven_b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host(monkeypatch, *[H100] * 8)
     path = ROOT / "configs" / f"{name}.toml"
     text = " ".join(path.read_text(encoding="utf-8").replace("#", " ").split())
-    given = [f"model.path={seven_b}", *(EVICT if history == "evict" else [])]
+    given = [] if name == "qwen3.5-9b" else [f"model.path={seven_b}"]
+    given += EVICT if history == "evict" else []
     config = load_config(path, given)
     lines = made(config, 30).lines(config, None)
     output = split(config, made(config, 30).plan)

@@ -9,13 +9,22 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from benchmarks.exactness.memory import SEVEN_B, SMALL, counted, predicted, tree_of
+from benchmarks.exactness.memory import (
+    SEVEN_B,
+    SMALL,
+    SMALL_HYBRID,
+    counted,
+    predicted,
+    tree_of,
+)
 from dart_cli.config.architecture import shape_of
+from dart_cli.config.published import PUBLISHED
 from dart_cli.doctor.trainer_memory import (
     CONTEXT,
     TrainerSetup,
     block_activations,
     layer_activations,
+    recurrence_activations,
     trainer_memory,
 )
 from tests.doctor.seven_b import CONFIG
@@ -48,6 +57,15 @@ CASES: dict[str, tuple[str, dict[str, Any], int, TrainerSetup]] = {
     "normed heads": ("qwen3_vl", SMALL, 2, replace(SETUP, recompute=True)),
     "one rank": ("qwen2_5_vl", SMALL, 2, replace(SETUP, ranks=1, tokens=4096, recompute=True)),
     "float32": ("qwen2_5_vl", SMALL, 2, replace(SETUP, dtype="float32")),
+    "recurrent layers": ("qwen3_5", SMALL_HYBRID, 4, SETUP),
+    "recurrent layers, recompute": ("qwen3_5", SMALL_HYBRID, 4, replace(SETUP, recompute=True)),
+    "recurrent layers alone": ("qwen3_5", SMALL_HYBRID, 3, replace(SETUP, recompute=True)),
+    "recurrent layers in float32": (
+        "qwen3_5",
+        SMALL_HYBRID,
+        4,
+        replace(SETUP, dtype="float32", recompute=True),
+    ),
 }
 
 
@@ -72,11 +90,11 @@ def test_a_tied_head_is_counted_once() -> None:
 
 @pytest.mark.parametrize(("width", "mlp"), [(256, 1024), (512, 1024), (256, 2048)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_a_vision_block_keeps_what_the_formula_says(
     kind: str, dtype: str, width: int, mlp: int
 ) -> None:
-    tree = tree_of(kind, SMALL, 1)
+    tree = tree_of(kind, SMALL_HYBRID if kind == "qwen3_5" else SMALL, 1)
     sizes = {"embed_dim": width, "mlp_ratio": mlp // width}
     if kind != "qwen2_vl":
         sizes = {"hidden_size": width, "intermediate_size": mlp}
@@ -157,6 +175,12 @@ def test_adapters_train_little_and_keep_the_base_whole() -> None:
 def test_seven_billion_parameters_keep_225_kilobytes_a_token_and_layer() -> None:
     shape = shape_of(tree_of("qwen2_5_vl", SEVEN_B, 28))
     assert layer_activations(shape, "bfloat16") == pytest.approx(225_000, rel=0.002)
+
+
+def test_a_recurrent_layer_of_nine_billion_parameters_keeps_316_kilobytes_a_token() -> None:
+    shape = shape_of({**PUBLISHED["qwen3_5"].tree, "model_type": "qwen3_5"})
+    assert recurrence_activations(shape, "bfloat16") == pytest.approx(316_300, rel=0.002)
+    assert layer_activations(shape, "bfloat16") == pytest.approx(258_100, rel=0.002)
 
 
 def test_small_models_keep_gradients_whole() -> None:

@@ -67,6 +67,11 @@ def random_turns(rng: Random, visible_images: int) -> list[Turn]:
 
 @pytest.fixture
 def ask(policy: LoadedPolicy) -> Asker:
+    return asker(policy)
+
+
+def asker(policy: LoadedPolicy) -> Asker:
+    """A function that returns a request; the same seed gives the same one."""
     renderer = PromptRenderer(policy)
 
     def make(

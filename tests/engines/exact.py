@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 
 import torch
-from transformers import DynamicCache
 
 from dart_cli.engines.base import GenerateRequest, Generation
+from dart_cli.engines.caches import empty_cache
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.forward import (
     ModelInputs,
@@ -19,8 +19,18 @@ from dart_cli.policy.forward import (
     vocabulary_logits,
 )
 from dart_cli.policy.loader import LoadedPolicy, weight_tensors
+from dart_cli.policy.state_plan import StateShape
 
 Weights = dict[str, torch.Tensor]
+
+
+def rounding(policy: LoadedPolicy) -> float:
+    """The largest difference of log-probabilities, in nats, that sums in another order may make in float32.
+
+    A state adds up the rounding of all tokens before, which differs between the rule in chunks and the one token
+    by token. Up to 2.2e-5 was measured on the random models here; a fault makes a hundred times as much.
+    """
+    return 1e-5 if StateShape.of(policy.model) is None else 5e-5
 
 
 @torch.inference_mode()
@@ -96,7 +106,7 @@ def replayed_logprobs(
         for span in generation.sampled.version_spans
         for _ in range(span.start, span.end)
     ]
-    cache = DynamicCache(config=policy.model.config)
+    cache = empty_cache(policy.model)
     inputs = policy.inputs([request.prompt_token_ids], [request.images])
     mask, position, found = inputs.attention_mask, inputs.next_position, []
     for token, version in zip(generation.sampled.token_ids, by_token, strict=True):

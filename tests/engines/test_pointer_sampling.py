@@ -44,7 +44,13 @@ from dart_cli.policy.verifier import VerifierSpec, load_verifier, open_screensho
 from dart_cli.weights.file import load
 from tests.devices import DEVICES
 from tests.engines.conftest import screenshot
-from tests.engines.exact import fresh_numbers, pointer_logits, put, random_versions
+from tests.engines.exact import (
+    fresh_numbers,
+    pointer_logits,
+    put,
+    random_versions,
+    rounding,
+)
 from tests.weights.sets import publish
 
 Asker = Callable[..., GenerateRequest]
@@ -59,8 +65,12 @@ def pointer_folder(untrained_folder: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def policy(pointer_folder: Path) -> LoadedPolicy:
+    return pointing_policy(pointer_folder)
+
+
+def pointing_policy(folder: Path) -> LoadedPolicy:
     """It points now and then, and its head prefers some patches to others."""
-    policy = load_policy(pointer_folder, pointing="pointer")
+    policy = load_policy(folder, pointing="pointer")
     assert policy.pointer_head is not None
     with torch.no_grad():
         policy.pointer_head.query_out.weight *= 16
@@ -112,7 +122,7 @@ def assert_exact(
     told = sampled.behaviour_logprobs, sampled.entropies
     fresh = fresh_numbers(policy, request, sampled.token_ids, temperature, sampled.patches)
     for numbers, expected in zip(told, fresh, strict=True):
-        torch.testing.assert_close(torch.tensor(numbers), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(torch.tensor(numbers), expected, atol=rounding(policy), rtol=0)
 
 
 def patches_of(generation: Generation) -> list[int]:

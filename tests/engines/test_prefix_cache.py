@@ -31,7 +31,7 @@ from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.policy.prompt import PromptRenderer
 from scripts.small_models import FAMILIES
 from tests.engines.conftest import Asker, screenshot
-from tests.engines.exact import put, random_versions
+from tests.engines.exact import put, random_versions, rounding
 from tests.engines.test_continuous import endless, windowed_folder
 from tests.engines.test_transformers_engine import assert_exact, begun, gather, serving
 from tests.waiting import until
@@ -107,7 +107,7 @@ async def test_a_turn_computes_what_it_adds_and_its_numbers_are_those_of_a_fresh
         for (request, generation), (_, expected) in zip(steps, plain, strict=True):
             assert generation.sampled.token_ids == expected.sampled.token_ids
             assert generation.sampled.behaviour_logprobs == pytest.approx(
-                expected.sampled.behaviour_logprobs, abs=1e-5
+                expected.sampled.behaviour_logprobs, abs=rounding(policy)
             )
             assert_exact(policy, request, generation, 1.0)
     assert max(len(request.images) for request, _ in one) == 4
@@ -172,7 +172,8 @@ async def test_prompts_that_have_more_and_less_in_the_cache_share_passes(
         await gather(engine, known)
         before = engine.gauges()["prefills"]
         generations = await engine.generate_together(mixed)
-        assert engine.gauges()["prefills"] - before == 2  # the long one has its own
+        # The long one has its own pass, and those that lack little may have one.
+        assert engine.gauges()["prefills"] - before in (2, 3)
         assert counts(engine)[2] > 0
     for request, generation in zip(mixed, generations, strict=True):
         assert_exact(policy, request, generation, 1.0)
@@ -271,7 +272,7 @@ async def test_a_suspended_completion_goes_on_from_what_it_had(
         expected = straight[requests.index(replace(request, partial=None))]
         assert generation.sampled.token_ids == expected.sampled.token_ids
         assert generation.sampled.behaviour_logprobs == pytest.approx(
-            expected.sampled.behaviour_logprobs, abs=1e-5
+            expected.sampled.behaviour_logprobs, abs=rounding(policy)
         )
 
 

@@ -20,7 +20,13 @@ from dart_cli.policy.forward import logits, masked_logprobs
 from dart_cli.policy.loader import LoadedPolicy, load_policy, weight_tensors
 from dart_cli.weights.file import load
 from dart_cli.weights.manifest import MANIFEST, WEIGHTS
-from tests.engines.exact import fresh_numbers, put, random_versions, replayed_logprobs
+from tests.engines.exact import (
+    fresh_numbers,
+    put,
+    random_versions,
+    replayed_logprobs,
+    rounding,
+)
 from tests.waiting import PATIENCE_S, until
 from tests.weights.sets import publish
 
@@ -48,7 +54,10 @@ def assert_exact(
 ) -> None:
     logprobs, entropies = fresh_numbers(policy, request, generation.sampled.token_ids, temperature)
     torch.testing.assert_close(
-        torch.tensor(generation.sampled.behaviour_logprobs), logprobs, atol=1e-5, rtol=0
+        torch.tensor(generation.sampled.behaviour_logprobs),
+        logprobs,
+        atol=rounding(policy),
+        rtol=0,
     )
     torch.testing.assert_close(
         torch.tensor(generation.sampled.entropies), entropies, atol=1e-4, rtol=0
@@ -190,7 +199,7 @@ async def test_new_weights_arrive_in_mid_batch_and_every_token_has_the_numbers_o
         assert [span.start for span in spans] == [0, *(span.end for span in spans[:-1])]
         assert spans[-1].end == len(generation.sampled.token_ids)
         assert generation.sampled.behaviour_logprobs == pytest.approx(
-            replayed_logprobs(policy, request, generation, versions), abs=1e-5
+            replayed_logprobs(policy, request, generation, versions), abs=rounding(policy)
         )
         if len(spans) == 1:
             put(policy, versions[spans[0].version])

@@ -1,13 +1,13 @@
 """Asynchronous scheduling, prompts in chunks, on two workers that share the model: as a GPU engine runs.
 
 Each token is drawn at its place, numbers are those of the whole model, and weights are taken by shards; the
-head is tied to the embeddings, each of which is in two parts.
+tiny model's head is tied to the embeddings, each of which is in two parts. So are the states of the other one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,20 +31,32 @@ pytestmark = [
 ]
 
 MAX_BATCH = 4
-BLOCKS = 24
-"""Of 32 tokens: too few for as many requests at their length, so some are preempted."""
+BLOCKS = {"tiny": 24, "qwen3_5": 44}
+"""Of 32 tokens, or of the states of a layer: too few for as many requests at their length, so some are preempted."""
 LENGTH = 512
 """Tokens of a sequence. The encoder cache of vLLM's own size holds as many as a chunk or one screen has: far fewer."""
-SHOWN = 30 * 42
+SHOWN = 30 * 70
 """Tokens of the screens in play."""
 
 
+@pytest.fixture(scope="module", params=BLOCKS)
+def model(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def served(untrained_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def untrained_folder(model: str, untrained_folder: Path, family: Callable[[str], Path]) -> Path:
+    return untrained_folder if model == "tiny" else family(model)
+
+
+@pytest.fixture(scope="module")
+def served(
+    model: str, untrained_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     from tests.engines import async_cpu
 
     options = {
-        "num_gpu_blocks_override": BLOCKS,
+        "num_gpu_blocks_override": BLOCKS[model],
         "block_size": 32,
         "enable_mm_processor_stats": True,
         "disable_log_stats": False,  # statistics count what is preempted
@@ -98,10 +110,11 @@ def test_tokens_are_those_of_their_places_in_a_batch_that_joins_leaves_and_preem
 
 
 def test_a_screen_in_play_is_encoded_once_also_if_more_were_shown_than_a_pass_has_tokens(
-    served: Served, ask: Asker
+    served: Served, policy: LoadedPolicy, ask: Asker
 ) -> None:
     requests = [ask(1000 + i, max_tokens=2) for i in range(24)]
-    assert LENGTH < 36 * sum(len(request.images) for request in requests) < SHOWN
+    screens = [screen for request in requests for screen in request.images]
+    assert LENGTH < sum(map(policy.images.token_count, screens)) < SHOWN
 
     async def encoded() -> list[int]:
         """On each worker, requests of which a screen was encoded; they are counted from the last call."""

@@ -20,7 +20,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("model_type", "workers"), [("qwen2_vl", 1), ("qwen2_5_vl", 2)]
+    ("model_type", "workers"), [("qwen2_vl", 1), ("qwen2_5_vl", 2), ("qwen3_5", 1)]
 )  # the second one's head is not tied to its embeddings: two workers have a part of each
 def test_engine_and_trainer_agree(
     model_type: str,

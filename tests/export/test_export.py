@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from bus.errors import CheckpointError, ModelError, RunDirectoryError, UserError
 from bus.weights import WeightsPublished
 from dart_cli.algo.statistics import wilson
 from dart_cli.cli.main import main
-from dart_cli.config.model_folder import TUNED
+from dart_cli.config.model_folder import TUNED, weight_files
 from dart_cli.config.schema import Config, LoraConfig, ModelConfig
 from dart_cli.data.store.open import open_store
 from dart_cli.evaluation.results import Evaluation, ModeScore, TaskScore, eval_dir
@@ -95,6 +96,60 @@ def test_the_folder_is_the_published_version(tmp_path: Path, model_type: str, dt
     assert len(files) > 1
     assert {file.name for file in out.glob("*.safetensors")} == files
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor in the files of a folder, by its name there."""
+    return {
+        name: tensor for file in weight_files(folder) for name, tensor in load_file(file).items()
+    }
+
+
+@pytest.mark.parametrize("shard", ["5GB", "300KB"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_layer_that_drafts_is_the_bases_and_the_card_says_so(
+    tmp_path: Path, dtype: str, shard: str
+) -> None:
+    base = build("qwen3_5", tmp_path / "base")
+    config = run_of(tmp_path, base, dtype)
+    tensors = changed(base, dtype)
+    publish(tensors, config.run.dir / "weights", 3)
+    out = tmp_path / "out"
+    export_folder(config, out, shard=shard)
+    assert_holds(out, tensors)
+    before, after = tensors_of(base), tensors_of(out)
+    assert after.keys() == before.keys()  # the names of published folders
+    drafting = {name for name in before if name.startswith("mtp.")}
+    assert len(drafting) == 15  # as in Qwen3.5's folders
+    for name in drafting:
+        assert torch.equal(after[name], before[name].to(after[name].dtype)), name
+    assert {each.dtype for each in after.values()} == {getattr(torch, dtype)}
+    assert (
+        json.loads((out / "config.json").read_text())["text_config"]["mtp_num_hidden_layers"] == 1
+    )
+    assert (
+        "The multi-token prediction layer (`mtp.*`) is the base" in (out / "README.md").read_text()
+    )
+
+
+def test_a_base_that_lost_the_layer_that_drafts_gives_a_folder_that_claims_none(
+    tmp_path: Path,
+) -> None:
+    """As transformers saves a model: its config.json still says that there is one."""
+    base = build("qwen3_5", tmp_path / "base")
+    kept = {name: each for name, each in tensors_of(base).items() if not name.startswith("mtp.")}
+    save_file(kept, base / "model.safetensors", metadata={"format": "pt"})
+    config = run_of(tmp_path, base)
+    tensors = changed(base)
+    publish(tensors, config.run.dir / "weights", 3)
+    out = tmp_path / "out"
+    export_folder(config, out)
+    assert_holds(out, tensors)
+    assert tensors_of(out).keys() == kept.keys()
+    assert (
+        json.loads((out / "config.json").read_text())["text_config"]["mtp_num_hidden_layers"] == 0
+    )
+    assert "mtp" not in (out / "README.md").read_text()
 
 
 def test_tokenizer_template_and_preprocessor_are_those_of_the_base(

@@ -100,7 +100,7 @@ def test_every_language_asks_and_is_read_again(name: str) -> None:
     answers = format_of(name, "")
     coordinates = COMPACT if name == "compact" else THOUSAND
     assert answers.action_parser == name
-    assert answers.template.count("{instruction}") == 1
+    assert (answers.template + answers.system).count("{instruction}") == 1
     assert "{previous}" not in answers.template
     text = answers.write((100, 25), coordinates)
     assert answers.read(text, coordinates).point == (100, 25)

@@ -351,7 +351,7 @@ SPACE: list[Action] = [
     KeyPress(keys=["ctrl", "+"]),
     KeyDown(key="shift"),
     KeyUp(key="shift"),
-    Goto(url="http://a.b/c'd"),
+    *(Goto(url=url) for url in ("http://a.b/c'd", "a.b/c")),
     *(Wait(seconds=seconds) for seconds in (1, 5, 0.5)),
     Done(),
     Fail(),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import tomllib
 from collections import Counter
 from dataclasses import replace
@@ -11,11 +14,13 @@ from typing import Any
 import pytest
 
 from bus.errors import ActionError
-from dart_cli.config.families import FAMILIES
+from dart_cli.config.families import FAMILIES, values_of
 from dart_cli.config.model_folder import Screens
-from dart_cli.language.coordinates import CoordinateMap, make_coordinate_map
+from dart_cli.language.coordinates import AS_IT_IS, CoordinateMap, make_coordinate_map
 from dart_cli.language.parsers import make_action_parser, point_parser
 from dart_cli.language.parsers.base import summary_of
+from dart_cli.language.parsers.fara import FARA_BROWSER
+from dart_cli.language.parsers.tools import COMPUTER_USE, Tool
 from envs.contract.actions import action_from_dict
 
 STRINGS: list[dict[str, Any]] = tomllib.loads(
@@ -57,6 +62,86 @@ def test_a_points_place_is_found_in_published_texts() -> None:
     )
     assert set(places) == {its.action_parser for its in FAMILIES.values()}
     assert min(places.values()) >= 2, places
+
+
+def system_of(family: str) -> str:
+    return str(values_of(family)["system_prompt"][0])
+
+
+@pytest.mark.parametrize(
+    ("family", "tool", "unread"),
+    [
+        ("qwen3.5", COMPUTER_USE, set()),
+        ("qwen3.8", COMPUTER_USE, set()),
+        ("fara-1.5", FARA_BROWSER, {"read_page_answer_question"}),
+    ],
+)
+def test_each_action_of_a_prompts_tool_is_read_with_the_arguments_that_the_prompt_names(
+    family: str, tool: Tool, unread: set[str]
+) -> None:
+    text = system_of(family)
+    function = json.loads(text.partition("<tools>\n")[2].partition("\n</tools>")[0])["function"]
+    assert function["name"] == tool.name
+    assert "resolution is 1000x1000" in function["description"]
+    properties = function["parameters"]["properties"]
+    names = properties["action"]["enum"]
+    assert set(names) <= tool.others.keys()
+    arguments = {key for name in names for key in (*tool.points.get(name, ()), *tool.others[name])}
+    assert properties.keys() - {"action"} <= arguments
+    filled = {"coordinate": [5, 6], "keys": ["a"], "pixels": 3, "time": 1, "status": "failure"}
+    for name in names:
+        keys = (*tool.points.get(name, ()), *tool.others[name])
+        call = {"action": name} | {
+            key: filled.get(key, "ctrl") for key in keys if key in properties
+        }
+        if name in unread:
+            with pytest.raises(ActionError):
+                tool.read(call, AS_IT_IS)
+        else:
+            tool.read(call, AS_IT_IS)
+
+
+def test_each_call_of_ui_venus_prompt_is_read_with_its_arguments() -> None:
+    text = system_of("ui-venus-2")
+    rows = re.findall(r"^- (\w+)\((.*?)\)(?:, or|$)", text.partition("### Instr")[0], re.MULTILINE)
+    assert len(rows) == 18
+    for name, arguments in rows:
+        if name == "Sequence":
+            continue
+        code = re.sub(r"\b[xy][12]\b", "5", f"{name}({arguments})")
+        action = make_action_parser("venus").parse(f"<action>{code}</action>", AS_IT_IS)
+        assert action.kind
+
+
+def test_each_tool_of_holos_prompt_is_read_with_its_arguments() -> None:
+    text = system_of("holo-3.1")
+    schema = json.loads(text.partition("```json\n")[2].partition("\n```")[0])
+    tools = schema["properties"]["tool_call"]["anyOf"]
+    assert len(tools) == 13
+    filled = {"integer": 5, "number": 5, "string": "a", "array": ["a"], "boolean": True}
+    for tool in tools:
+        properties = tool["properties"]
+        name = properties.pop("tool_name")["const"]
+        call = {
+            key: its["enum"][0] if "enum" in its else filled[its["type"]]
+            for key, its in properties.items()
+        }
+        step = {"note": None, "thought": "", "tool_call": {"tool_name": name, **call}}
+        assert make_action_parser("holo").parse(json.dumps(step), AS_IT_IS).kind
+
+
+@pytest.mark.parametrize(
+    ("family", "digest"),
+    [
+        ("qwen3.5", "15cb5468ada9c375"),
+        ("qwen3.8", "38369f566ba96e55"),
+        ("fara-1.5", "74c9b10b72cc7aba"),
+        ("ui-venus-2", "08ac3d51eabda475"),
+    ],
+)
+def test_a_prompt_is_the_text_that_its_makers_published(family: str, digest: str) -> None:
+    """With {date} and {instruction} in their places: no editor changed a character since it was read."""
+    assert hashlib.sha256(system_of(family).encode()).hexdigest().startswith(digest)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

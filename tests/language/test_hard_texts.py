@@ -22,6 +22,7 @@ from envs.contract.actions import (
     Answer,
     Click,
     Done,
+    Drag,
     Fail,
     Goto,
     KeyDown,
@@ -157,6 +158,11 @@ def xml_call(**arguments: str) -> str:
     return f"<tool_call>\n<function=computer_use>\n{each}</function>\n</tool_call>"
 
 
+def holo_step(tool_name: str, **arguments: Any) -> str:
+    call = {"tool_name": tool_name, **arguments}
+    return json.dumps({"note": None, "thought": "", "tool_call": call})
+
+
 READ: list[tuple[str, str, Action]] = [
     ("compact", "key(+)", KeyPress(keys=["+"])),
     ("compact", "key(ctrl+-)", KeyPress(keys=["ctrl", "-"])),
@@ -194,6 +200,17 @@ READ: list[tuple[str, str, Action]] = [
     ("toolcall-xml", xml_call(action="key", keys="7"), KeyPress(keys=["7"])),
     ("toolcall-xml", xml_call(action="key", keys="ctrl++"), KeyPress(keys=["ctrl", "+"])),
     ("toolcall-xml", xml_call(action="type", text="7"), Type(text="7")),
+    ("toolcall-fara", tool_call(action="key", keys=["Control", "ArrowLeft"]), KeyPress(keys=["ctrl", "left"])),
+    ("toolcall-fara", tool_call(action="terminate", answer=""), Done()),
+    ("toolcall-fara", tool_call(action="scroll", pixels=-1), Scroll(x=5, y=5, dy=1)),
+    ("venus", "<think>a</think>\n<action>\nType(content='a\nb')\n</action>", Type(text="a\nb")),
+    ("venus", "<action>Type(content='<action>Wait()</action>')</action>", Type(text="<action>Wait()</action>")),
+    ("venus", "I write <action> now.</think>\n<action>Wait()</action>", Wait()),
+    ("venus", "<action>Drag(end=(5, 6))</action>", Drag(path=[(5, 5), (5, 6)])),
+    ("venus", "<action>Hotkey(keys=('ctrl', 'C'))</action>", KeyPress(keys=["ctrl", "shift", "c"])),
+    ("holo", holo_step("answer", content=""), Done()),
+    ("holo", holo_step("write_desktop", content="a", press_enter=None), Type(text="a")),
+    ("holo", "a thought\n</think>\n\n" + holo_step("wait_desktop", seconds=2), Wait(seconds=2)),
     ("pyautogui", "```python\npyautogui.press('+')\n```", KeyPress(keys=["+"])),
     ("pyautogui", "```python\npyautogui.press('\\t')\n```", KeyPress(keys=["tab"])),
     ("pyautogui", "```python\npyautogui.write('```')\n```", Type(text="```")),
@@ -276,6 +293,24 @@ REFUSED = [
     ("toolcall-mobile", tool_call("mobile_use", action="click", coordinate=[1, 2], x=3), "no argument 'x'"),
     ("toolcall-mai", tool_call("mobile_use", action="swipe", direction="up", distance=3), "no argument 'distance'"),
     ("toolcall-xml", xml_call(action="left_click", position="[1, 2]"), "no argument 'position'"),
+    ("toolcall-fara", tool_call(action="middle_click", coordinate=[1, 2]), "Fara has no action 'middle_click'"),
+    ("toolcall-fara", tool_call(action="type", text="a", press_enter=True), "no argument 'press_enter'"),
+    ("toolcall-fara", tool_call(action="read_page_answer_question", question="a"), "no suite reads a page"),
+    ("toolcall-fara", tool_call(action="visit_url", url=" "), "url is empty"),
+    ("venus", "<action>Sequence(actions=[Wait(), Wait()])</action>", "one completion is one action"),
+    ("venus", "<action>Hotkey(keys=['down'], repeat=5)</action>", "press in several steps"),
+    ("venus", "<action>Click(point=(1, 2))</action>", "no argument 'point'; it has box"),
+    ("venus", "<action>Click((1, 2))</action>", "want one call with named arguments"),
+    ("venus", "<action>Wait()</action>\n<action>Wait()</action>", "is no Python|want one call"),
+    ("venus", "<action>Swipe(amount=5000, axis='vertical')</action>", "amount must be"),
+    ("venus", "Click(box=(1, 2))", "want one call in <action>"),
+    ("holo", holo_step("write_at_desktop", x=1, y=2, content="a"), "there is no tool 'write_at_desktop'"),
+    ("holo", holo_step("write_desktop", content="a", overwrite=True), "act in several steps"),
+    ("holo", holo_step("hotkey_desktop", keys=["down"], repeat_count=3), "act in several steps"),
+    ("holo", holo_step("click_desktop", x=1, y=2, times=2), "no argument 'times'; it has element, x"),
+    ("holo", holo_step("click_desktop", x=1), "click_desktop lacks 'y'"),
+    ("holo", '{"tool_name": "answer"}', "want .*tool_call"),
+    ("holo", holo_step("wait_desktop", seconds=1) * 2, "not one object of JSON"),
     ("pyautogui", "```python\npyautogui.click(1, 2, modifier='ctrl')\n```", "no argument 'modifier'"),
     ("pyautogui", "```python\npyautogui.hotkey(['ctrl', ['c']])\n```", "an argument is"),
     ("pyautogui", "```python\npyautogui.press('ctrl+c')\n```", "one key is held or pressed"),
@@ -314,6 +349,9 @@ def test_a_place_that_no_call_names_is_none_where_none_is_assumed() -> None:
         ("toolcall", tool_call(action="left_click_drag", coordinate=[1, 2])),
         ("toolcall-mai", tool_call("mobile_use", action="swipe", direction="up")),
         ("toolcall-xml", xml_call(action="left_click")),
+        ("toolcall-fara", tool_call(action="scroll", pixels=3)),
+        ("venus", "<action>Click()</action>"),
+        ("venus", "<action>Swipe(amount=3, axis='vertical')</action>"),
         ("pyautogui", "```python\npyautogui.click()\n```"),
         ("scalecua", "<action>\nscroll(3)\n</action>"),
     ):

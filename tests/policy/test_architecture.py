@@ -160,7 +160,7 @@ def test_a_sequence_keeps_states_and_columns_beside_keys_and_values(
     assert sum(each.numel() for each in states) == shape.delta.state
     kept = [each[..., -(shape.delta.kernel - 1) :] for each in columns]  # the last ones are read
     assert sum(each.numel() for each in kept) == shape.delta.columns
-    assert shape.delta.state_bytes(2) == 4 * shape.delta.state + 2 * shape.delta.columns
+    assert shape.state_bytes(2) == 4 * shape.delta.state + 2 * shape.delta.columns
     pairs = [each for each in layers if getattr(each, "keys", None) is not None]
     assert len(pairs) == shape.attending == 1
     held = sum(each.keys.numel() + each.values.numel() for each in pairs)
@@ -230,6 +230,29 @@ def test_a_head_that_the_loader_misses_is_missed_by_the_check_and_the_counts(
         for load in (check_weights, load_policy):
             with pytest.raises(ModelError, match=r"of another shape, the first is lm_head\.weight"):
                 load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("published", "ours"),
+    [
+        (
+            "model.language_model.layers.3.self_attn.q_proj.weight",
+            "language_model.layers.3.self_attn.q_proj.weight",
+        ),
+        (
+            "model.language_model.layers.0.linear_attn.A_log",
+            "language_model.layers.0.linear_attn.A_log",
+        ),
+        ("model.visual.blocks.1.mlp.linear_fc1.bias", "visual.blocks.1.mlp.linear_fc1.bias"),
+        ("model.language_model.embed_tokens.weight", "language_model.embed_tokens.weight"),
+        ("lm_head.weight", "lm_head.weight"),
+        ("mtp.layers.0.self_attn.q_proj.weight", "mtp.layers.0.self_attn.q_proj.weight"),
+        ("mtp.norm.weight", "mtp.norm.weight"),
+    ],
+)
+def test_tensors_of_a_published_folder_have_one_name(published: str, ours: str) -> None:
+    """A layer that drafts is no layer of the language model."""
+    assert canonical(published) == ours
 
 
 @pytest.mark.parametrize("name", list(BUILTIN))

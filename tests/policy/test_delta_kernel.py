@@ -13,7 +13,8 @@ import torch
 from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
-from dart_cli.policy.delta_net import LayerStates, StateCache, delta_net, missing_kernel
+from dart_cli.config.devices import kernel_problem
+from dart_cli.policy.delta_net import LayerStates, StateCache, delta_net
 from dart_cli.policy.pack_plan import PackLayout
 from dart_cli.policy.state_plan import plan_layout, plan_rows
 from tests.devices import no_gpu
@@ -21,7 +22,7 @@ from tests.devices import no_gpu
 HALF = {torch.bfloat16: 0.03, torch.float16: 0.004}
 """Largest difference relative to the norm, by rounding."""
 
-kernel = pytest.mark.skipif(missing_kernel() != "", reason="no flash-linear-attention")
+kernel = pytest.mark.skipif(kernel_problem() != "", reason="no flash-linear-attention")
 
 
 def layer_of(dtype: torch.dtype) -> tuple[Qwen3_5GatedDeltaNet, Qwen3_5GatedDeltaNet]:

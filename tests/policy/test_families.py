@@ -186,7 +186,9 @@ def test_our_forward_is_the_unpatched_model(model_type: str, family: Family) -> 
             image_grid_thw=torch.tensor([image.grid for image in shown]),
         ).logits[:, -4:]
     # The padding moves the bounds of a recurrent layer's chunks, which sums its float32 in another order.
-    torch.testing.assert_close(mine, theirs, atol=5e-5 if model_type == "qwen3_5" else 2e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        mine, theirs, atol=5e-5 if model_type == "qwen3_5" else 2e-5, rtol=1e-5
+    )
 
 
 @every_family

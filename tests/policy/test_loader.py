@@ -266,6 +266,17 @@ def test_decoding_gives_back_any_ascii_text(text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
+@pytest.mark.parametrize("model_type", list(tiny.TINY))
+def test_a_tokenizer_json_is_the_tokenizer_where_the_folder_says_so(
+    model_type: str, tmp_path: Path
+) -> None:
+    """For qwen3_5, AutoTokenizer would take the vocabulary alone and cut by rules of its own."""
+    tiny.save(tmp_path, *tiny.build_tiny(0, tiny.TINY[model_type]), {})
+    text = "click the red button<|im_end|>click(12,400)"
+    saved = tiny.build_tokenizer().encode(text, add_special_tokens=False)
+    assert load_policy(tmp_path, weights=False).encode(text) == saved
+
+
 def test_a_click_is_five_tokens_and_an_end() -> None:
     tokenizer = tiny.build_tokenizer()
     assert len(tokenizer.encode("click(63,91)<|im_end|>", add_special_tokens=False)) == 6

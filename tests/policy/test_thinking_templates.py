@@ -68,8 +68,14 @@ TEMPLATES = {
     "takes blanks off": template(PLAIN + "{{- TEXT.strip() }}", PLAIN),
     "has an empty thought already": template(PLAIN + "{{- TEXT }}", "{{- '<|im_start|>assistant\n<think>\n\n</think>\n\n' }}"),
 }  # fmt: skip
+TEMPLATES |= {
+    name: (Path(__file__).parent / "templates" / f"{file}.jinja").read_text(encoding="utf-8")
+    for name, file in (("has Qwen3.5's rules", "qwen3_5"), ("has Qwen3.8's rules", "qwen3_8"))
+}
 OPEN = {name for name, text in TEMPLATES.items() if text.endswith("<think>\n' }}{%- endif %}")} | {
-    "begins in another tag"
+    "begins in another tag",
+    "has Qwen3.5's rules",
+    "has Qwen3.8's rules",
 }
 
 
@@ -261,6 +267,8 @@ def test_a_text_without_a_thought_stands_as_the_template_shows_it(policy: Loaded
         "shows empty thoughts": "<think>\n\n</think>\n\nwait()",
         "keeps thoughts behind the last question": "wait()",
         "begins in another tag": "wait()",
+        "has Qwen3.5's rules": "wait()",
+        "has Qwen3.8's rules": "<think>\n\n</think>\n\nwait()",
     }
 
 

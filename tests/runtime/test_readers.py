@@ -46,7 +46,6 @@ NOT_IN_A_SMALL_RUN = {
     "rollout": {
         *("data.max_staleness", "rollout.deadline_s"),  # with vLLM, as all of its section
         *(key for key in KEYS if key.startswith(("vllm.", "model.lora."))),
-        "policy.family",
     },
     "train": {*(key for key in KEYS if key.startswith("model.lora.")), "train.gae_lambda"}
     | {"vllm.tensor_parallel"},  # where GPUs are named for engines

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from dart_cli.config.architecture import shape_of, text_sizes
+from dart_cli.config.architecture import FULL, LINEAR, shape_of, text_sizes
 from dart_cli.config.model_folder import Screens
 from dart_cli.config.published import PUBLISHED
 from dart_cli.config.schema import Config, ModelConfig
@@ -26,6 +27,7 @@ def config_of(kind: str, pointing: str = "text") -> Config:
         "qwen2_vl": ("ui-tars", "uitars"),
         "qwen2_5_vl": ("ui-tars-1.5", "uitars"),
         "qwen3_vl": ("qwen3-vl", "toolcall"),
+        "qwen3_5": ("qwen3.5", "toolcall"),
     }[kind]
     policy = {
         "family": family,
@@ -52,9 +54,35 @@ def test_the_parts_of_a_published_shape_are_kept(kind: str) -> None:
     assert cut.deepstack == whole.deepstack <= cut.layers
     assert (cut.vision_whole < cut.vision_blocks) == (whole.vision_whole < whole.vision_blocks)
     text = small.get("text_config", small)
-    section = text["rope_scaling"]["mrope_section"]
-    assert sum(section) == cut.head // 2
+    rope = text.get("rope_scaling") or text["rope_parameters"]
+    section = rope["mrope_section"]
+    assert sum(section) == int(cut.head * rope.get("partial_rotary_factor", 1)) // 2
     assert min(section) >= 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kept"),
+    [
+        (None, [LINEAR, LINEAR, LINEAR, FULL]),
+        ([LINEAR, FULL] * 4, [LINEAR, FULL]),
+        ([FULL, FULL, LINEAR, FULL], [FULL, FULL, LINEAR]),
+        ([LINEAR] * 3, [LINEAR, LINEAR]),
+    ],
+)
+def test_a_model_with_recurrent_layers_keeps_their_pattern_up_to_both_kinds(
+    pattern: list[str] | None, kept: list[str]
+) -> None:
+    given = copy.deepcopy({**PUBLISHED["qwen3_5"].tree, "model_type": "qwen3_5"})
+    given["text_config"]["layer_types"] = pattern
+    if pattern:
+        given["text_config"]["num_hidden_layers"] = len(pattern)
+    small = cut_config(given)
+    assert text_sizes(small).layer_kinds() == kept
+    whole, cut = shape_of(given).delta, shape_of(small).delta
+    assert whole is not None
+    assert cut is not None
+    assert (cut.heads, cut.kernel) == (whole.heads, whole.kernel)
+    assert cut.keys // cut.key_head == whole.keys // whole.key_head
 
 
 @pytest.mark.parametrize(
@@ -63,6 +91,7 @@ def test_the_parts_of_a_published_shape_are_kept(kind: str) -> None:
         ("qwen2_vl", "text", True),
         ("qwen2_5_vl", "text", False),
         ("qwen3_vl", "text", False),
+        ("qwen3_5", "text", False),
         ("qwen2_5_vl", "pointer", False),
     ],
 )

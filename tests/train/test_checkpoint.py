@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from bus.errors import CheckpointError, ModelError, RunDirectoryError
 from bus.messages import Batch
 from dart_cli.config.model_folder import resolve
 from dart_cli.config.schema import Config
+from dart_cli.policy.loader import load_policy
 from dart_cli.train.checkpoints import checkpoint as saving
 from dart_cli.train.checkpoints.checkpoint import CheckpointSaver, load, load_newest, newest_weights
 from dart_cli.train.checkpoints.identity import (
@@ -31,6 +32,7 @@ from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.folder import model_identity
 from tests.train.parts import TensorsInMemory, save
+from tests.train.trees import tree_batch
 from tests.waiting import PATIENCE_S
 
 TENSORS = {
@@ -67,7 +69,28 @@ def assert_equal(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torc
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     config: Config, batches: list[Batch], tmp_path: Path, model: dict[str, object]
 ) -> None:
-    straight, broken, resumed = (learner(config, **model) for _ in range(3))
+    assert_resumes(lambda: learner(config, **model), batches, tmp_path)
+
+
+def test_a_resumed_run_of_recurrent_layers_is_the_uninterrupted_one_bit_for_bit(
+    config: Config, family: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Compare in bfloat16, with layers that are computed again."""
+    train = config.train.model_copy(update={"recompute": "layer"})
+    changed = config.model_copy(update={"train": train})
+    policy = load_policy(family("qwen3_5"), weights=False)
+    batches = [tree_batch(policy, seed, groups=1) for seed in range(3)]
+
+    def make() -> PolicyLearner:
+        return learner(changed, path=str(family("qwen3_5")), dtype="bfloat16")
+
+    assert_resumes(make, batches, tmp_path)
+
+
+def assert_resumes(
+    make: Callable[[], PolicyLearner], batches: Sequence[Batch], tmp_path: Path
+) -> None:
+    straight, broken, resumed = (make() for _ in range(3))
     for index, batch in enumerate(batches):
         straight.update(batch, index)
     for index, batch in enumerate(batches[:2]):

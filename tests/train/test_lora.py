@@ -39,7 +39,7 @@ Family = Callable[[str], Path]
 
 every_family = pytest.mark.parametrize("model_type", FAMILIES)
 
-CLOSE = 1e-5  # nats
+CLOSE = 5e-5  # nats: the recurrent layers of qwen3_5 reach 4e-5, the other classes 5e-6
 LORA = LoraConfig(rank=4, alpha=8.0)
 
 

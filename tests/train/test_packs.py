@@ -16,8 +16,9 @@ from dart_cli.algo.loss import TokenStats, policy_loss
 from dart_cli.algo.objective import Objective
 from dart_cli.config.schema import Config, ModelConfig, TrainConfig
 from dart_cli.policy.forward import encoder_outputs, image_features
-from dart_cli.policy.loader import LoadedPolicy
+from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.train.learner import PolicyLearner
+from dart_cli.train.packs import rank_shares
 from dart_cli.train.packs.batch_tokens import batch_loss_weights, trajectory_of
 from dart_cli.train.trained_policy import TrainModel
 from scripts.small_models import FAMILIES
@@ -235,3 +236,12 @@ def test_the_gradient_of_a_demonstration_is_behaviour_cloning_times_its_advantag
             assert value.grad is not None
             scale = expected[name].abs().max().clamp(min=1e-4)
             assert ((value.grad - expected[name]).abs().max() / scale).item() <= EXACT, name
+
+
+def test_pairs_of_tokens_cost_in_the_layers_that_attend(family: Family) -> None:
+    pairs = {
+        kind: rank_shares._costs_of(load_policy(family(kind))).pair
+        for kind in ("qwen3_vl", "qwen3_5")
+    }
+    # layers that attend, heads and their width
+    assert pairs == {"qwen3_vl": 4.0 * 2 * 2 * 32, "qwen3_5": 4.0 * 1 * 2 * 64}

@@ -61,7 +61,11 @@ FROZEN: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("kind", "model_type"),
-    [*((kind, "qwen2_5_vl") for kind in FROZEN), ("whole", "qwen2_vl"), ("whole", "qwen3_vl")],
+    [
+        *((kind, "qwen2_5_vl") for kind in FROZEN),
+        *(("whole", "qwen2_vl"), ("whole", "qwen3_vl")),
+        *((kind, "qwen3_5") for kind in ("whole", "adapters", "recompute", "pointer")),
+    ],
 )
 def test_a_model_that_only_scores_has_the_trainers_scores_bit_for_bit(
     config: Config, pointer_folder: Callable[[str], Path], kind: str, model_type: str, dtype: str

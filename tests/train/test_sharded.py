@@ -17,7 +17,7 @@ from scripts.small_models import build
 from tests.train import sharded_cases as cases
 from tests.train.world import run_world
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
 
 
 RANKS = 3
@@ -103,7 +103,7 @@ def test_however_the_work_is_spread_loss_norm_and_gradients_are_the_same(
 def test_what_is_published_is_the_whole_model_in_its_own_type(
     pointer_folder: Callable[[str], Path],
 ) -> None:
-    folder = pointer_folder("qwen3_vl")
+    folder = pointer_folder("qwen3_5")
     [result, _] = run_world(2, cases.published, folder)
     model = load_policy(folder, "bfloat16").model
     expected = {name: each.detach() for name, each in model.named_parameters()}

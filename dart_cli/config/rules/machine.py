@@ -15,10 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bus.endpoints import is_loopback
-from bus.errors import UserError
+from bus.errors import ModelError, UserError
 from dart_cli.config import devices
+from dart_cli.config.architecture import MODEL_TYPES, shape_of
 from dart_cli.config.devices import NO_GPU, VISIBLE, gpus_per_worker
 from dart_cli.config.endpoints import KEY_FILE
+from dart_cli.config.model_folder import folder_of, read_json
 from dart_cli.config.rules import Condition, Rule, Table, twice, value_of
 from dart_cli.config.schema import MODEL_ENGINES, Config
 
@@ -280,6 +282,31 @@ def _not_there(section: str) -> Condition:
     return broken
 
 
+def _no_kernel(section: str) -> Condition:
+    """Return the condition that a section's GPU lacks the kernel of the model's recurrent layers; its detail says so."""
+
+    def broken(config: Config) -> str:
+        device, count = getattr(config, section).device, devices.visible_gpus()
+        if device == "cpu" or (not count and not device.startswith("cuda")):
+            return ""
+        loads = {"train": config.train.learner == "torch"}
+        loads["rollout"] = config.rollout.engine == "transformers"
+        folder = folder_of(config)
+        if not loads[section] or folder is None:
+            return ""
+        try:
+            tree = read_json(folder, "config.json")
+            recurrent = tree.get("model_type") in MODEL_TYPES and shape_of(tree).delta is not None
+        except ModelError:
+            return ""  # the rules of [model] report it
+        return devices.kernel_problem() if recurrent else ""
+
+    return broken
+
+
+_KERNEL = "= {value} cannot be used with model.path = {model.path}: {detail}"
+
+
 def _would_share(config: Config) -> bool:
     """Return True if trainer and rollout workers start on this host, use NCCL, and would share a GPU."""
     if config.weights.channel != "nccl" or config.bus.transport != "ipc":
@@ -337,6 +364,7 @@ devices.gpus_of."""
 TRAINER = Table(
     (
         Rule("train.device", _not_there("train"), "= {value} {detail}"),
+        Rule("train.device", _no_kernel("train"), _KERNEL),
         Rule("train.ranks", _too_many_ranks, "= {value} {detail}"),
         Rule(
             "train.offload",
@@ -358,7 +386,10 @@ TRAINER = Table(
     ("train", "tune"),
 )
 WORKERS = Table(
-    (Rule("rollout.device", _not_there("rollout"), "= {value} {detail}"),),
+    (
+        Rule("rollout.device", _not_there("rollout"), "= {value} {detail}"),
+        Rule("rollout.device", _no_kernel("rollout"), _KERNEL),
+    ),
     ("rollout", "eval"),
 )
 NCCL = Table(

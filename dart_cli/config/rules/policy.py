@@ -115,20 +115,9 @@ POLICY = Table(
             "{policy.history_turns} turns; set policy.history_turns >= {detail}",
         ),
         Rule(
-            "policy.part_order",
-            lambda c: (
-                c.policy.part_order == "image_first"
-                and c.policy.history_turns > _past(c.policy)
-                and str(_past(c.policy))
-            ),
-            '= "image_first" cannot hold where policy.history_turns = {policy.history_turns} keeps '
-            "turns whose screenshots policy.history_images = {policy.history_images} drops; set "
-            '"instruction_first", or policy.history_turns = {detail}',
-        ),
-        Rule(
             "policy.template",
-            lambda c: "{instruction}" not in c.policy.template,
-            "needs {{instruction}} where the task belongs, got {value}",
+            lambda c: "{instruction}" not in c.policy.template + c.policy.system_prompt,
+            "needs {{instruction}} where the task belongs (or policy.system_prompt has it), got {value}",
         ),
         Rule("policy.action_parser", _parser_problem, "{detail}"),
         Rule(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -42,6 +43,16 @@ def without_control(path: _AnyPath) -> _AnyPath:
             "control_character", "has a line break or control character; choose another path"
         )
     return path
+
+
+def iso_date(text: str) -> str:
+    """Return `text` unchanged. Raises PydanticCustomError if it is no date YYYY-MM-DD."""
+    try:
+        if dt.date.fromisoformat(text).isoformat() == text:
+            return text
+    except ValueError:
+        pass
+    raise PydanticCustomError("date", "must be a date as YYYY-MM-DD, such as 2026-01-31")
 
 
 def one_of(names: Collection[str], own: str) -> AfterValidator:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from dart_cli.config.schema.base import MANY, Section, one_of, without_control
+from dart_cli.config.schema.base import MANY, Section, iso_date, one_of, without_control
 
 ACTION_PARSERS = (
     "compact",
@@ -14,10 +14,13 @@ ACTION_PARSERS = (
     "toolcall",
     "toolcall-mobile",
     "toolcall-mai",
+    "toolcall-fara",
     "toolcall-xml",
     "pyautogui",
     "scalecua",
     "glm",
+    "venus",
+    "holo",
 )
 
 Pointing = Literal["text", "pointer"]
@@ -70,8 +73,8 @@ class PolicyConfig(Section):
 
     action_parser: Annotated[str, one_of(ACTION_PARSERS, "file.py:MyParser")] = "compact"
     """The model's action language: `compact` (the tiny models), `uitars` (UI-TARS text), the `toolcall`
-    action parsers (calls of Qwen's computer_use and mobile_use), `pyautogui`, `scalecua`, `glm`, or your own
-    as `package.module:ActionParser` or `file.py:ActionParser` (docs/policy.md). docs/families.md lists which
+    action parsers (calls of Qwen's computer_use and mobile_use), `pyautogui`, `scalecua`, `glm`, `venus`, `holo`, or
+    your own as `package.module:ActionParser` or `file.py:ActionParser` (docs/policy.md). docs/families.md lists which
     model writes which."""
 
     coordinates: Literal["thousandths", "thousand", "resized", "unit"] = "thousandths"
@@ -101,11 +104,25 @@ class PolicyConfig(Section):
     """Number of past turns whose text stays in the prompt; with `history_images_most`, after an eviction."""
 
     system_prompt: str = ""
-    """System message at the start of every prompt; empty for none."""
+    """System message at the start of every prompt; empty for none. {date} stands for `date`, {instruction}
+    for the task."""
 
     template: str = "{instruction}"
     """Text around the task's {instruction}, e.g. a list of the actions that the model may write. {previous}
-    stands for the steps whose turns are no longer in the prompt, one line each, in the form of the family."""
+    stands for the steps whose turns are no longer in the prompt, one line each, in the form of the family,
+    and {date} for `date`."""
+
+    date: Annotated[str, AfterValidator(iso_date)] = "2026-01-01"
+    """The date, as YYYY-MM-DD, that a prompt with {date} tells. It does not follow the clock, so that runs
+    repeat; set the date of your environments' clock where tasks depend on it."""
+
+    thinking: Literal["auto", "on", "off"] = "auto"
+    """Whether the chat template lets the model write a thought before its reply (`enable_thinking` of Qwen's
+    and GLM's templates): `auto` leaves it to the template."""
+
+    reasoning_effort: Literal["", "low", "medium", "high", "xhigh"] = ""
+    """How long thoughts are, as the chat template tells the model (Qwen3.8: low, medium or xhigh); empty leaves
+    it to the template."""
 
     part_order: Literal["auto", "separate", "instruction_first", "image_first"] = "auto"
     """Where the instruction stands. `separate`: in a separate user message, before the first screen

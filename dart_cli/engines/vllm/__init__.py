@@ -8,9 +8,10 @@ set_files    the files that vLLM reads weights and adapters from
 prompts      converts a request to vLLM's types, and vLLM's outputs to ours
 plugin       our extensions of vLLM, which each of its processes imports before it loads the model
 models       the model classes that can be served, their screens, and their attention on a CPU
+recurrence   computes recurrent layers on a CPU
 sampler      samples tokens by the seed of each request, with exact log-probabilities and entropies
 
-The last three also run in vLLM's processes, the others in the rollout worker alone. They replace and read
+The last four also run in vLLM's processes, the others in the rollout worker alone. They replace and read
 parts that vLLM does not document, so one minor version is pinned (dart_cli/config/devices.py).
 """
 

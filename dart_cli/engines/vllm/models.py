@@ -47,6 +47,7 @@ from vllm.inputs.engine import MultiModalInput, mm_input
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
 from vllm.model_executor.models.qwen2_vl import Qwen2VLForConditionalGeneration
+from vllm.model_executor.models.qwen3_5 import Qwen3_5ForConditionalGeneration
 from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.model_executor.models.utils import WeightsMapper
@@ -75,6 +76,7 @@ MODELS = (
     Qwen2VLForConditionalGeneration,
     Qwen2_5_VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
+    Qwen3_5ForConditionalGeneration,
 )
 """The classes; their names are the `architectures` in the config.json of model folders."""
 

@@ -49,6 +49,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from dart_cli.config.model_folder import weight_files
 from dart_cli.engines.vllm import models
+from dart_cli.engines.vllm.recurrence import install_recurrence
 from dart_cli.engines.vllm.sampler import Draws, ExactSampler
 from dart_cli.policy.lora import with_adapters
 from dart_cli.runtime.liveness import when_orphaned
@@ -190,6 +191,7 @@ def _install() -> None:
     default_loader.filter_duplicate_safetensors_files = loaded_files
     if current_platform.is_cpu():
         _pad_heads()
+        install_recurrence()
     # The name is compared, because a process that still reads its configuration has no parent_process() yet.
     if multiprocessing.current_process().name != "MainProcess":
         # Without this, vLLM's processes would outlive a killed rollout worker and keep its GPU.
@@ -198,9 +200,9 @@ def _install() -> None:
 
 def _pad_heads() -> None:
     """Let the supported text models attend over heads of any size."""
-    from vllm.model_executor.models import qwen2, qwen3
+    from vllm.model_executor.models import qwen2, qwen3, qwen3_next
 
-    for module in (qwen2, qwen3):
+    for module in (qwen2, qwen3, qwen3_next):
         module.Attention = models.PaddedAttention
 
 

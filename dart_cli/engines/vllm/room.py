@@ -44,7 +44,7 @@ class VllmRoom:
     weights: int
     passing: int  # for a forward pass
     features: int  # of screens that are shown again
-    cache: int  # for keys and values
+    cache: int  # for keys and values, and states of recurrent layers
     feature_tokens: int  # tokens of screens whose features are kept: a count, not bytes
 
     @property
@@ -71,7 +71,8 @@ def divide(
         tokens = feature_tokens(shape, wide, room, screen_tokens)
         return VllmRoom(weights, passing, tokens * _feature(shape, wide), cache, tokens)
     room = max(0, int(config.gpu_memory_utilization * memory) - weights - passing)
-    beside_longest = room - length * wide * shape.cached // share
+    longest = length * wide * shape.cached + shape.state_bytes(wide)
+    beside_longest = room - longest // share
     tokens = feature_tokens(shape, wide, beside_longest, screen_tokens)
     features = tokens * _feature(shape, wide)
     return VllmRoom(weights, passing, features, room - features, tokens)

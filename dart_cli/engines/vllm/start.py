@@ -45,6 +45,10 @@ IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 another process in order to set its threads, but dart sets them before either process starts."""
 SEE_LOG = "vLLM's own messages are above, in the log of this rollout worker"
 
+MATCH_TOKENS = 16
+"""Tokens at whose multiples the prefix of a prompt can be found in the cache of a model with recurrent layers:
+as many as a block has in the transformers engine. vLLM's blocks on GPUs and CPUs are multiples of it."""
+
 _WIDEST = 1 << 14  # pixels; larger than any screen, to find the largest size after resizing
 
 
@@ -104,7 +108,26 @@ def engine_args(
             arguments["distributed_executor_backend"] = IN_ENGINE
     else:
         arguments |= _gpu_args(config, dtype, max_batch, length)
+    if shape_of(read_json(policy.folder, "config.json")).delta is not None:
+        arguments |= _recurrent_args(config)
     return arguments | config.options
+
+
+def _recurrent_args(config: VllmConfig) -> dict[str, Any]:
+    """Return the arguments for a model with recurrent layers: exact states, and a cache of them."""
+    # vLLM's cache has states at the ends of chunks alone, so prompts that are read whole have no cache.
+    is_cut = config.options.get("enable_chunked_prefill") is not False
+    return {
+        # The trainer's states are float32. vLLM would take what config.json names, or the model's dtype.
+        "mamba_ssm_cache_dtype": "float32",
+        # vLLM's own choice from Hopper on is FlashInfer's kernel, which is compiled with nvcc.
+        "gdn_prefill_backend": "triton",
+        "enable_chunked_prefill": is_cut,
+        "enable_prefix_caching": is_cut,
+        # A block is as many tokens as have keys and values of a state's size, 528 in Qwen3.5-9B. Without
+        # this a prompt would be found at multiples of blocks only.
+        "prefix_match_unit": MATCH_TOKENS if is_cut else None,
+    }
 
 
 def _gpu_args(config: VllmConfig, dtype: str, max_batch: int, length: int) -> dict[str, Any]:

@@ -3,11 +3,14 @@
 base              the interface of an action parser (start here)
 compact           one call with integers 0-999: the language of the tiny model
 uitars            a thought, then one call: UI-TARS text
-toolcall          tool calls in JSON or XML: Qwen2.5-VL, Qwen3-VL, Qwen3.5, GUI-Owl, MAI-UI, EvoCUA
+toolcall          tool calls in JSON or XML: Qwen2.5-VL to Qwen3.8, GUI-Owl, MAI-UI, EvoCUA, Fara1.5
 pyautogui         Python code: OpenCUA, ScaleCUA
 glm               a call in box tokens: GLM-4.5V
+venus             a call in <action> tags: UI-Venus-2
+holo              an object of JSON: Holo3.1
 pyautogui_calls   reads the calls of Python code as actions, where several lines may be one action
 tools             the tools of tool calls
+fara              the tool of Fara1.5
 reading           the shared parts: names of keys, an LALR grammar, calls with literal arguments
 
     make_action_parser       returns the action parser of a name (`policy.action_parser`)
@@ -28,9 +31,11 @@ from dart_cli.language.parsers.base import ActionParser, PointParser
 from envs.contract.own_code import code_digest, load_own
 
 _MODULES = {
-    **dict.fromkeys(("toolcall", "toolcall-mobile", "toolcall-mai", "toolcall-xml"), "toolcall"),
+    **dict.fromkeys(
+        ("toolcall", "toolcall-mobile", "toolcall-mai", "toolcall-fara", "toolcall-xml"), "toolcall"
+    ),
     **dict.fromkeys(("pyautogui", "scalecua"), "pyautogui"),
-    **{name: name for name in ("compact", "uitars", "glm")},
+    **{name: name for name in ("compact", "uitars", "glm", "venus", "holo")},
 }
 """The module of each name. Its ACTION_PARSERS has a factory for each of the module's names."""
 

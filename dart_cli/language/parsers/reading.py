@@ -3,6 +3,7 @@
     refuse_long      raises an error for a text that is too long for an action
     as_action_errors turns errors in a call's arguments into ActionError
     text_of          returns an argument that is a text
+    object_once      makes an object of JSON, and raises an error for a key that is there twice
     Verb, at_point, verb_of, verb_and_pixel   read and write calls that act at a point, such as click
     not_expressed    makes the error for an action that a language has no call for
     first_read       tries several readings of a text, and returns the first that succeeds
@@ -79,6 +80,14 @@ def text_of(arguments: Mapping[str, Any], key: str) -> str:
         raise ActionError(f"{key} must be a text, got {json.dumps(text)[:60]}")
     text.encode()  # JSON can have half a surrogate pair, but messages cannot
     return text
+
+
+def object_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs as a dict. Raises ValueError for a key that is there twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key is given twice")
+    return values
 
 
 Verb = tuple[Callable[..., Action], str]

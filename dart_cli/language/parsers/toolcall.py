@@ -5,11 +5,14 @@ r"""Tool calls: any text, then one call in <tool_call> tags at the end of the co
     {"name": "computer_use", "arguments": {"action": "left_click", "coordinate": [640, 52]}}
     </tool_call>
 
-    action parser     tool (tools.py)         syntax    families
+    action parser     tool                    syntax    families
     toolcall          computer_use            JSON      Qwen2.5-VL, Qwen3-VL, GUI-Owl-1.5, EvoCUA
     toolcall-mobile   mobile_use              JSON      the same on a telephone
     toolcall-mai      mobile_use of MAI-UI    JSON      MAI-UI, which writes its thought in <thinking> tags
-    toolcall-xml      computer_use            XML       Qwen3.5
+    toolcall-fara     computer_use of Fara    JSON      Fara1.5, which writes its thought without `Action:`
+    toolcall-xml      computer_use            XML       Qwen3.5, Qwen3.8
+
+The tools are in tools.py and fara.py.
 
 The XML is written as in Qwen's newer chat templates: <function=NAME>, then <parameter=NAME> with its value on
 separate lines. A text that is typed or answered may contain any tag in JSON, but not </parameter> in XML.
@@ -25,10 +28,12 @@ from typing import Any, Literal
 from bus.errors import ActionError
 from dart_cli.language.coordinates import AS_IT_IS, CoordinateMap
 from dart_cli.language.parsers.base import WrittenPoint
+from dart_cli.language.parsers.fara import FARA_BROWSER
 from dart_cli.language.parsers.reading import (
     as_action_errors,
     first_read,
     not_expressed,
+    object_once,
     refuse_long,
 )
 from dart_cli.language.parsers.tools import (
@@ -85,7 +90,8 @@ class ToolcallParser:
         thought = _TAG.sub("", thought)
         if self._thinks:
             return f"<thinking>\n{thought}\n</thinking>\n{call}"
-        return f"Action: {thought}\n{call}" if thought else call
+        lead = "" if self._tool is FARA_BROWSER else "Action: "
+        return f"{lead}{thought}\n{call}" if thought else call
 
     def as_history(self, text: str) -> str:
         """Return the completion unchanged, its thought included, as the agents of these families show it."""
@@ -149,7 +155,7 @@ class ToolcallParser:
 
     def _json(self, inner: str) -> tuple[Any, Any]:
         try:
-            call = json.loads(inner, object_pairs_hook=_once)
+            call = json.loads(inner, object_pairs_hook=object_once)
         except (ValueError, RecursionError) as error:
             raise ActionError(f"the call is not one object of JSON: {str(error)[:120]}") from None
         if not isinstance(call, dict):
@@ -207,14 +213,6 @@ def _calls_begin(text: str) -> list[int]:
     return list(dict.fromkeys(starts))
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs as a dict. Raises ValueError for a key that is there twice."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("a key is given twice")
-    return values
-
-
 def _value(name: str, text: str) -> Any:
     """Return the value of a parameter, which is JSON unless it is a text."""
     if name in ("text", "action", "status", "button"):
@@ -231,6 +229,7 @@ ACTION_PARSERS: Mapping[str, Callable[[], ToolcallParser]] = {
     "toolcall": ToolcallParser,
     "toolcall-mobile": lambda: ToolcallParser(MOBILE_USE),
     "toolcall-mai": lambda: ToolcallParser(MAI_MOBILE),
+    "toolcall-fara": lambda: ToolcallParser(FARA_BROWSER),
     "toolcall-xml": lambda: ToolcallParser(syntax="xml"),
 }
 """The factories of this module's action parsers, by the names in the module's docstring."""

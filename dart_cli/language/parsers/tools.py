@@ -2,13 +2,16 @@
 
     Tool             one tool: it reads arguments as an action, and writes an action as arguments
     refuse_unknown   raises an error for an argument that an action does not have
-    COMPUTER_USE     a mouse and a keyboard: Qwen2.5-VL, Qwen3-VL, Qwen3.5, GUI-Owl, EvoCUA
+    point_of, pixel_of, pixel_or_pointer, number_of, seconds_of, seconds_in, names_of_keys   read arguments
+    COMPUTER_USE     a mouse and a keyboard: Qwen2.5-VL, Qwen3-VL, Qwen3.5, Qwen3.8, GUI-Owl, EvoCUA
     MOBILE_USE       a touchscreen: Qwen2.5-VL, Qwen3-VL, GUI-Owl
     MAI_MOBILE       the touchscreen of MAI-UI, whose swipes have a direction
 
 The tools are those of Qwen's cookbooks (github.com/QwenLM/Qwen3-VL, cookbooks/utils/agent_function_call.py),
 of EvoCUA (github.com/meituan/EvoCUA, mm_agents/evocua/prompts.py), which adds key_down and key_up, of
-GUI-Owl-1.5 (github.com/X-PLUG/MobileAgent) and of MAI-UI (github.com/Tongyi-MAI/MAI-UI, src/prompt.py).
+Qwen3.8's agent (github.com/xlang-ai/OSWorld, mm_agents/qwen), which adds left_mouse_down, left_mouse_up,
+screenshot and call_user, of GUI-Owl-1.5 (github.com/X-PLUG/MobileAgent) and of MAI-UI
+(github.com/Tongyi-MAI/MAI-UI, src/prompt.py).
 `pixels` are notches of the wheel, as the agents of these models use it; a positive number scrolls up, or
 right.
 """
@@ -89,18 +92,19 @@ def point_of(value: Any) -> tuple[int, int]:
     return math.floor((value[0] + value[-2]) / 2), math.floor((value[1] + value[-1]) / 2)
 
 
-def _at(arguments: Arguments, coordinates: CoordinateMap, key: str = "coordinate") -> Any:
+def pixel_of(arguments: Arguments, coordinates: CoordinateMap, key: str = "coordinate") -> Any:
     """Return the pixel (x, y) of the argument `key`. Raises KeyError if it is missing, else ActionError."""
     return coordinates.to_screen(*point_of(arguments[key]))
 
 
-def _at_or_pointer(arguments: Arguments, coordinates: CoordinateMap) -> tuple[int, int]:
+def pixel_or_pointer(arguments: Arguments, coordinates: CoordinateMap) -> tuple[int, int]:
+    """Return the pixel (x, y) of `coordinate`, or where the pointer is if the call has none."""
     if arguments.get("coordinate") is None:
         return coordinates.pointer_or_centre
-    return _at(arguments, coordinates)  # type: ignore[no-any-return]
+    return pixel_of(arguments, coordinates)  # type: ignore[no-any-return]
 
 
-def _number(value: Any) -> float:
+def number_of(value: Any) -> float:
     """Return a number, or a number in a text, as a float. Raises ActionError, ValueError for others."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ActionError(f"want a number, got {json.dumps(value)[:60]}")
@@ -111,14 +115,20 @@ def _number(value: Any) -> float:
 
 
 def _notches(arguments: Arguments) -> int:
-    number = round(_number(arguments["pixels"]))
+    number = round(number_of(arguments["pixels"]))
     if abs(number) > MOST_NOTCHES:
         raise ActionError(f"at most {MOST_NOTCHES} notches are turned at once, got {number}")
     return number
 
 
-def _seconds(arguments: Arguments) -> float:
-    seconds = WAIT_S if arguments.get("time") is None else _number(arguments["time"])
+def seconds_of(arguments: Arguments) -> float:
+    """Return the seconds of a wait, which are WAIT_S if the call names none."""
+    return WAIT_S if arguments.get("time") is None else seconds_in(arguments["time"])
+
+
+def seconds_in(value: Any) -> float:
+    """Return the seconds of a wait, at most MOST_WAIT_S. Raises ActionError for others."""
+    seconds = number_of(value)
     if not 0 <= seconds <= MOST_WAIT_S:
         raise ActionError(f"a wait is 0 to {MOST_WAIT_S:g} seconds, got {seconds:g}")
     return seconds
@@ -132,7 +142,7 @@ def _terminate(arguments: Arguments, failures: Sequence[str]) -> Action:
     return act.Done() if status == "success" else act.Fail()
 
 
-def _names(value: Any) -> list[str]:
+def names_of_keys(value: Any) -> list[str]:
     """Return the names of keys in a list or in one text, as they are written."""
     names = value if isinstance(value, list) else [value]
     if not all(isinstance(name, str) for name in names):
@@ -175,44 +185,52 @@ def _modifiers(arguments: Arguments) -> tuple[Modifier, ...]:
 def _read_computer(arguments: Arguments, coordinates: CoordinateMap) -> Action:
     name = arguments["action"]
     if name in _CLICKS:
-        place = _at_or_pointer(arguments, coordinates)
+        place = pixel_or_pointer(arguments, coordinates)
         return at_point(_CLICKS[name], place, _modifiers(arguments))
     if name == "mouse_move":
-        x, y = _at(arguments, coordinates)
+        x, y = pixel_of(arguments, coordinates)
         return act.Move(x=x, y=y)
     if name in _DRAGS:
         return _drag(arguments, coordinates)
     if name in ("scroll", "hscroll"):
-        x, y = _at_or_pointer(arguments, coordinates)
+        x, y = pixel_or_pointer(arguments, coordinates)
         notches = _notches(arguments)
         return _wheel(x, y, right=notches) if name == "hscroll" else _wheel(x, y, up=notches)
     match name:
         case "type":
             return act.Type(text=text_of(arguments, "text"))
         case "key":
-            return act.KeyPress(keys=read_keys(_names(arguments["keys"])))
+            return act.KeyPress(keys=read_keys(names_of_keys(arguments["keys"])))
         case "key_down":
-            return act.KeyDown(key=one_of_keys(read_keys(_names(arguments["keys"]))))
+            return act.KeyDown(key=one_of_keys(read_keys(names_of_keys(arguments["keys"]))))
         case "key_up":
-            return act.KeyUp(key=one_of_keys(read_keys(_names(arguments["keys"]))))
+            return act.KeyUp(key=one_of_keys(read_keys(names_of_keys(arguments["keys"]))))
         case "wait":
-            return act.Wait(seconds=_seconds(arguments))
+            return act.Wait(seconds=seconds_of(arguments))
         case "answer":
             return act.Answer(text=text_of(arguments, "text"))
         case "terminate":
             return _terminate(arguments, ("failure",))
-        case "interact":  # GUI-Owl: the user is needed
+        case "left_mouse_down" | "left_mouse_up":
+            button = act.MouseDown if name == "left_mouse_down" else act.MouseUp
+            if arguments.get("coordinate") is None:
+                return button()
+            x, y = pixel_of(arguments, coordinates)
+            return button(x=x, y=y)
+        case "screenshot":
+            return act.Wait(seconds=WAIT_S)
+        case "interact" | "call_user":  # GUI-Owl, Qwen3.8: the user is needed
             return act.Fail()
     raise ActionError(f"computer_use has no action {str(name)[:40]!r}")
 
 
 def _drag(arguments: Arguments, coordinates: CoordinateMap) -> act.Drag:
     if arguments.get("coordinate2") is not None:
-        ends = [_at(arguments, coordinates, key) for key in ("coordinate", "coordinate2")]
+        ends = [pixel_of(arguments, coordinates, key) for key in ("coordinate", "coordinate2")]
         return act.Drag(path=ends)
     if coordinates.pointer is None:
         raise ActionError("a drag begins where the pointer is; no action has moved it yet")
-    return act.Drag(path=[coordinates.pointer, _at(arguments, coordinates)])
+    return act.Drag(path=[coordinates.pointer, pixel_of(arguments, coordinates)])
 
 
 def _write_computer(action: Action, coordinates: CoordinateMap) -> dict[str, Any] | None:
@@ -248,16 +266,18 @@ def _write_computer(action: Action, coordinates: CoordinateMap) -> dict[str, Any
 
 
 _CLICKED = (*_CLICKS, "mouse_move", "scroll", "hscroll")
+_BUTTON = ("left_mouse_down", "left_mouse_up")
 COMPUTER_USE = Tool(
     "computer_use",
     _read_computer,
     _write_computer,
-    dict.fromkeys(_CLICKED, ("coordinate",)) | dict.fromkeys(_DRAGS, ("coordinate", "coordinate2")),
+    dict.fromkeys((*_CLICKED, *_BUTTON), ("coordinate",))
+    | dict.fromkeys(_DRAGS, ("coordinate", "coordinate2")),
     {
         **dict.fromkeys(_CLICKS, ("text",)),
-        **dict.fromkeys(("mouse_move", *_DRAGS), ()),
+        **dict.fromkeys(("mouse_move", "screenshot", *_BUTTON, *_DRAGS), ()),
         **dict.fromkeys(("scroll", "hscroll"), ("pixels",)),
-        **dict.fromkeys(("type", "answer", "interact"), ("text",)),
+        **dict.fromkeys(("type", "answer", "interact", "call_user"), ("text",)),
         **dict.fromkeys(("key", "key_down", "key_up"), ("keys",)),
         "wait": ("time",),
         "terminate": ("status",),
@@ -284,7 +304,7 @@ def _read_touch(arguments: Arguments, coordinates: CoordinateMap) -> Action:
     """Return the action of a call that both mobile tools have."""
     name = arguments["action"]
     if name in _TAPS:
-        return at_point(_TAPS[name], _at(arguments, coordinates))
+        return at_point(_TAPS[name], pixel_of(arguments, coordinates))
     match name:
         case "type":
             return act.Type(text=text_of(arguments, "text"))
@@ -296,7 +316,7 @@ def _read_touch(arguments: Arguments, coordinates: CoordinateMap) -> Action:
                 raise ActionError(f"button must be Back, Home, Menu or Enter, got {button[:24]!r}")
             return act.KeyPress(keys=[button])
         case "wait":
-            return act.Wait(seconds=_seconds(arguments))
+            return act.Wait(seconds=seconds_of(arguments))
         case "terminate":
             return _terminate(arguments, ("failure", "fail"))
         case "open":
@@ -320,7 +340,7 @@ def _write_touch(action: Action, coordinates: CoordinateMap) -> dict[str, Any] |
 def _read_mobile(arguments: Arguments, coordinates: CoordinateMap) -> Action:
     match arguments["action"]:
         case "swipe":
-            ends = [_at(arguments, coordinates, key) for key in ("coordinate", "coordinate2")]
+            ends = [pixel_of(arguments, coordinates, key) for key in ("coordinate", "coordinate2")]
             return act.Drag(path=ends)
         case "key":
             return act.KeyPress(keys=one_press([text_of(arguments, "text")]))
@@ -396,12 +416,12 @@ def _read_mai(arguments: Arguments, coordinates: CoordinateMap) -> Action:
             if arguments.get("coordinate") is None:
                 x, y = coordinates.centre
             else:
-                x, y = _at(arguments, coordinates)
+                x, y = pixel_of(arguments, coordinates)
             dx, dy = _SWIPES[direction]
             return act.Scroll(x=x, y=y, dx=dx, dy=dy)
         case "drag":
             keys = ("start_coordinate", "end_coordinate")
-            return act.Drag(path=[_at(arguments, coordinates, key) for key in keys])
+            return act.Drag(path=[pixel_of(arguments, coordinates, key) for key in keys])
         case "ask_user":
             return act.Fail()
     return _read_touch(arguments, coordinates)

@@ -20,6 +20,7 @@ from bus.packed import float64s, int32s
 from bus.ranks import PackedBatch, PackNodes, Share
 from dart_cli.algo.objective import LossWeights
 from dart_cli.policy.loader import LoadedPolicy
+from dart_cli.policy.state_plan import StateShape
 from dart_cli.train.packs.batch_tokens import (
     completion_tokens,
     drawn_tokens,
@@ -187,8 +188,10 @@ def _costs_of(policy: LoadedPolicy) -> Costs:
     width = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     language = sum(weight.numel() for weight in inner.language_model.layers.parameters())
     tower = sum(weight.numel() for weight in inner.visual.blocks.parameters())
+    recurrent = StateShape.of(policy.model)  # these layers have no pairs
+    attending = int(text.num_hidden_layers) - (len(recurrent.layers) if recurrent else 0)
     return Costs(
         token=2.0 * language,
-        pair=4.0 * int(text.num_hidden_layers) * heads * width,
+        pair=4.0 * attending * heads * width,
         image_token=2.0 * tower * policy.images.merge**2,
     )

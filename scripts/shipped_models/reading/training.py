@@ -26,8 +26,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from bus.errors import UserError
-from dart_cli.policy.forward import ImageFeatures, encoder_outputs, image_features
+from dart_cli.policy.forward import ImageFeatures, image_features
 from dart_cli.policy.loader import LoadedPolicy
+from dart_cli.policy.packed import packed_hidden
 from scripts import tiny_model as tiny
 from scripts.shipped_models.build_tiny import Packer
 from scripts.shipped_models.reading.muon import Muon
@@ -314,15 +315,7 @@ def answer_chances(
     for start in range(0, len(asking), batch):
         part = asking[start : start + batch]
         packed = packer.pack(part, rng)
-        hidden = model.model(
-            input_ids=packed.input_ids,
-            attention_mask=packed.mask,
-            position_ids=packed.position_ids,
-            mm_encoder_outputs=encoder_outputs(
-                image_features(model, packed.images), range(len(packed.images))
-            ),
-            use_cache=False,
-        ).last_hidden_state.flatten(0, 1)
+        hidden = packed_hidden(model, packed.inputs)
         weight = model.lm_head.weight
         places = torch.cat([packed.tokens[:, 0], packed.clicks])
         logprobs = F.log_softmax(hidden[places] @ weight.T, dim=-1)
@@ -330,13 +323,12 @@ def answer_chances(
         numbers = logprobs[len(packed.tokens) :, zero : zero + tiny.NUMBERS].exp()
         inside = (at >= packed.spans[:, :1]) & (at <= packed.spans[:, 1:])
         points = (numbers * inside).sum(dim=1).clamp_min(1e-9).log()
-        most = max(len(sheet.questions) for sheet in part) + 1
-        length = packed.input_ids.shape[1]
-        owner = places // length * most + packed.segments.flatten()[places]
-        total = torch.zeros(len(part) * most).index_add_(0, owner, torch.cat([words, points]))
-        chances = total.exp().unflatten(0, (len(part), most)).tolist()
-        for row, sheet in zip(chances, part, strict=True):
-            for chance, question in zip(row[1:], sheet.questions, strict=False):
+        parents = packed.inputs.layout.parents
+        total = torch.zeros(len(parents))
+        total.index_add_(0, packed.nodes[places], torch.cat([words, points]))
+        chances = iter(total[torch.tensor(parents) >= 0].exp().tolist())
+        for sheet in part:
+            for question, chance in zip(sheet.questions, chances, strict=False):
                 by_kind["all"].append(chance)
                 if question.answer.endswith("click({})") and not question.kind.startswith(
                     DRAWN_ANSWERS
