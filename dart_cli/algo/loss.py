@@ -21,13 +21,13 @@ With a teacher, whose log-probability of the token is t, the advantage of a toke
 
     A = (1 - teacher_weight) * (the reward's) + teacher_weight * (t - q - m), t - q held within +-20 nats
 
-without gradient (on-policy distillation). m is a constant, the mean of t - q in the update before: it changes
-no mean where w is exact, but truncated weights would make a bias of an advantage whose mean is far from 0. Over the tokens that the policy may draw after a prefix, the mean
-gradient of -(t - q - m) p is that of the reverse KL(policy || teacher) of this token: the prefix was drawn by the
-policy, and is not differentiated (GKD, arXiv 2306.13649 section 3; MiniLLM, arXiv 2306.08543 section 2.2,
-adds the later tokens' share, which has the larger variance). q is of the present weights, and not b: with b
-the mean would be the gradient of KL(policy || teacher) - KL(policy || behaviour). Demonstrations have no
-teacher's part, since the policy did not draw them.
+without gradient (on-policy distillation). Over the tokens that the policy may draw after a prefix, the mean
+gradient of -(t - q - m) p is that of the reverse KL(policy || teacher) of this token. The prefix was drawn by
+the policy and is not differentiated (GKD, arXiv 2306.13649 section 3); MiniLLM (arXiv 2306.08543) adds what a
+token does to the gaps of later ones, which has more variance. q is of the present weights: with b in its place
+the mean would be the gradient of KL(policy || teacher) - KL(policy || behaviour). m is the mean of t - q in
+the update before: a constant changes no mean where w is exact, but truncated weights would make a bias of an
+advantage whose mean is far from 0. Demonstrations have no teacher's part: the policy did not draw them.
 
 A trainer that takes one update on a batch has p = q, so r = 1 and the clip acts only under `ratio`. A
 token of a demonstration, whose b is unknown, has w = 1: its gradient is the advantage times the gradient of

@@ -21,7 +21,7 @@ CANNOT_SCORE = (
     "= {teacher.model!r} {detail} than model.path = {model.path!r}; a teacher scores the policy's own tokens: "
     "choose one of the same tokenizer and screens, or let it play (`dart data collect --from teacher`)"
 )
-"""The end of an error that begins with "teacher.model"; `detail` says what the teacher's folder has otherwise."""
+"""The end of an error that begins with "teacher.model"; `detail` says what is different in that folder."""
 
 _KEYS = {
     "model.path": "teacher.model",
@@ -59,10 +59,10 @@ def teacher_config(config: Config) -> Config:
 
 
 def scoring_problem(policy: Path, teacher: Path) -> str:
-    """Return what a teacher's folder has otherwise than the policy's; empty if their small files agree.
+    """Return what is different in a teacher's folder from the policy's; empty if their small files agree.
 
-    The text is followed by "than" and the policy's folder. Only the numbers of tokens and sizes of patches and
-    screens are compared; the trainer compares the models that it loads. Raises ModelError for an unreadable file.
+    The text is followed by "than" and the policy's folder. Tokens with their numbers, and sizes of patches and
+    screens are compared; the trainer compares more (check_teacher). Raises ModelError for an unreadable file.
     """
     if _tokens(policy) != _tokens(teacher):
         return "has another tokenizer"

@@ -291,8 +291,8 @@ def use_decisions(
 ) -> list[Decision]:
     """Return the decision on a group in a batch, then one on each of its trajectories.
 
-    `reason` is the reason of the group's own members, `mixed` also where only a teacher gives a gradient; `weights` are as in Curation. A trajectory of weight 0
-    still counts as used, since its reward is part of the others' advantages.
+    `reason` is the reason of the group's own members if their rewards differ; `weights` are as in Curation. A
+    trajectory of weight 0 still counts as used, since its reward is part of the others' advantages.
     """
 
     def use(member: Member, why: SampleReason) -> Decision:

@@ -326,7 +326,10 @@ def check_teacher(config: Config) -> None:
         for folder in (config.model.path, config.teacher.model)
     )
     problem = ""
-    if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+    tokens, others = (
+        (each.tokenizer.get_vocab(), each.image_token_id) for each in (policy, teacher)
+    )
+    if tokens != others:
         problem = "has another tokenizer"
     elif teacher.drawn_token_ids() != policy.drawn_token_ids():
         problem = "has other end tokens (generation_config.json, tokenizer_config.json)"

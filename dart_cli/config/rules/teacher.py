@@ -117,7 +117,7 @@ TEACHER = Table(
 
 
 def _cannot_score(config: Config) -> str:
-    """Return what the teacher's folder has otherwise than the policy's; empty if it can score its tokens."""
+    """Return what is different in the teacher's folder from the policy's; empty if it can score its tokens."""
     if folder_problem(config.model.path):  # another rule reports it
         return ""
     folders = model_folder(config.model.path), model_folder(config.teacher.model)

@@ -62,9 +62,8 @@ class GroupRow:
     task_seed: int
     size: int  # trajectories that it needs
     state: GroupState
-    reason: (
-        str  # why dropped; if a teacher alone gives it a gradient, why it has no other; else empty
-    )
+    reason: str
+    """Why it was dropped; of a group that only a teacher gives a gradient, why it has no other; else empty."""
     opened_at: float
     closed_at: float | None
     batch_id: int | None

@@ -134,8 +134,8 @@ def refuse_other_teacher(before: str, now: str, checkpoint: Path) -> None:
     """Raise ModelError if a `checkpoint` learned from a teacher of another identity (`before`)."""
     if before and now and before != now:
         raise ModelError(
-            f"teacher.model: {checkpoint} learned from a folder with other tensors; put that one back, or choose "
-            "another run.dir to begin anew"
+            f"teacher.model: {checkpoint} learned from a folder with other tensors; put that one back, or "
+            "choose another run.dir to begin anew"
         )
 
 
