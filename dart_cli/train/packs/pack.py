@@ -380,8 +380,8 @@ class PackFeed:
                     pixels = screen.pixels
                     if not self._keeps_pixels:
                         pixels = pixels.new_empty((0, *pixels.shape[1:]))
-                    held = replace(screen, pixels=pixels)
-                    self._features[screen.key] = _Features(held, features, index)
+                    own = replace(screen, pixels=pixels)
+                    self._features[screen.key] = _Features(own, features, index)
                 part, patches = [], 0
             if image is not None:
                 part.append(image)
