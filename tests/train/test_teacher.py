@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bus.errors import ModelError
+from dart_cli.config.dry_run import describe
 from dart_cli.config.rules.check import find_mistakes
 from dart_cli.config.schema import (
     Config,
@@ -21,6 +22,7 @@ from dart_cli.config.schema import (
     TeacherConfig,
     TrainConfig,
 )
+from dart_cli.doctor import run_checks
 from dart_cli.runtime.run_dir import save_config
 from dart_cli.train.checkpoints.checkpoint import CheckpointSaver, load_newest
 from dart_cli.train.checkpoints.identity import (
@@ -233,6 +235,18 @@ def test_what_cannot_score_is_refused_with_one_line(family: Family, tmp_path: Pa
         assert mistake.subject.startswith("teacher.")
         assert text in str(mistake)
         assert "\n" not in str(mistake)
+
+
+def test_a_teacher_that_only_scores_needs_no_family(family: Family) -> None:
+    """The folder's class has several families, so it could not play; what starts a run says what it does."""
+    folder = family("qwen3_vl")
+    config = config_of(folder, another(folder), teacher_weight=0.5)
+    assert list(find_mistakes(config, "train")) == []
+    assert dict(describe(config))["teacher"].endswith(
+        "scores the policy's tokens: 0.5 of each advantage"
+    )
+    [finding] = run_checks.teacher(config)
+    assert finding.level == "ok"
 
 
 # --- checkpoints -----------------------------------------------------------------------------------
