@@ -211,6 +211,7 @@ def seconds_of(config: Config, plan: Plan, gpu: GpuSpeed) -> Seconds:
     episodes = config.data.group_size * config.data.groups_per_batch
     # A frozen weight needs no gradient: one pass less.
     passes = 2.0 if setup.adapters else 3.0
+    of_teacher = setup.teacher.token_operations / shape.token_operations if setup.teacher else 0.0
     work = work_of(
         shape,
         plan.episode,
@@ -219,7 +220,7 @@ def seconds_of(config: Config, plan: Plan, gpu: GpuSpeed) -> Seconds:
         completion=form.completion,
         screen=form.screen,
         share=config.data.high_entropy,
-        passes=passes + setup.recompute + setup.reference,
+        passes=passes + setup.recompute + setup.reference + of_teacher,
         caches=config.rollout.engine != "vllm"
         or bool(config.vllm.options.get("enable_prefix_caching", True)),
         keeps=plan.engine.screens * UNEVEN >= screens_in_play(config),

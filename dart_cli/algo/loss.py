@@ -17,6 +17,18 @@ For a token with policy, proximal and behaviour log-probabilities p, q, b and ad
     none           1                       exp(p - q)
     ratio          1                       exp(p - b)
 
+With a teacher, whose log-probability of the token is t, the advantage of a token that the policy drew is
+
+    A = (1 - teacher_weight) * (the reward's) + teacher_weight * (t - q - m), t - q held within +-20 nats
+
+without gradient (on-policy distillation). Over the tokens that the policy may draw after a prefix, the mean
+gradient of -(t - q - m) p is that of the reverse KL(policy || teacher) of this token. The prefix was drawn by
+the policy and is not differentiated (GKD, arXiv 2306.13649 section 3); MiniLLM (arXiv 2306.08543) adds what a
+token does to the gaps of later ones, which has more variance. q is of the present weights: with b in its place
+the mean would be the gradient of KL(policy || teacher) - KL(policy || behaviour). m is the mean of t - q in
+the update before: a constant changes no mean where w is exact, but truncated weights would make a bias of an
+advantage whose mean is far from 0. Demonstrations have no teacher's part: the policy did not draw them.
+
 A trainer that takes one update on a batch has p = q, so r = 1 and the clip acts only under `ratio`. A
 token of a demonstration, whose b is unknown, has w = 1: its gradient is the advantage times the gradient of
 behaviour cloning, as in DAPG's augmented loss (arXiv 1709.10087). The exact weight for a demonstrator that
@@ -51,6 +63,9 @@ class TokenStats:
     mismatch_kl: torch.Tensor  # sum of k3(behaviour, proximal), nats
     entropy: torch.Tensor  # sum of policy entropies, nats
     reference_kl: torch.Tensor  # sum of k3(policy, reference), each at most 10 nats
+    taught: torch.Tensor  # count of tokens that a teacher scored
+    teacher_gap: torch.Tensor  # sum of t - q over them, nats
+    teacher_clipped: torch.Tensor  # count of them with t - q outside of its bounds
     mismatch_max: torch.Tensor  # largest |q - b|, nats
 
     def __add__(self, other: TokenStats) -> TokenStats:
@@ -65,12 +80,16 @@ class TokenStats:
 
         Statistics of importance weights are over the tokens whose behaviour policy is known. `ess` is
         Kish's effective sample size of exp(q - b), (sum)^2 / (N * sum of squares): in [1 / N, 1], 1 where
-        all are equal.
+        all are equal. The metrics of a teacher are left out where none scored a token.
         """
         count = max(1.0, self.tokens.item())
         sampled = max(1.0, self.sampled.item())
         squared = self.weight_squared.item()
-        return {
+        of_teacher = {}
+        if taught := self.taught.item():
+            of_teacher["teacher_gap"] = self.teacher_gap.item() / taught
+            of_teacher["teacher_clip_fraction"] = self.teacher_clipped.item() / taught
+        return of_teacher | {
             "loss": self.loss.item(),
             "ratio_mean": self.ratio.item() / count,
             "clip_fraction": self.clipped.item() / count,
@@ -105,6 +124,8 @@ def policy_loss(
     divisor: float,
     unknown: torch.Tensor | None = None,
     reference_logprobs: torch.Tensor | None = None,
+    teacher_logprobs: torch.Tensor | None = None,
+    teacher_baseline: float = 0.0,
     entropies: torch.Tensor | None = None,
 ) -> LossOutput:
     """Return this pack's term of the objective in the module's docstring.
@@ -113,15 +134,17 @@ def policy_loss(
     (forbidden tokens and temperature included). Where `unknown` (bool) is set, the behaviour
     log-probability is not read. `weights` multiply each token's loss; a weight of 0 masks the token out of
     loss and statistics. The sum is divided by `divisor`, of the whole batch (objective.py). Gradients flow to
-    `policy_logprobs`; `entropies` are for the statistics.
+    `policy_logprobs`; `entropies` are for the statistics. `teacher_baseline` is m, nats.
 
     The KL is the k3 estimator exp(d) - 1 - d, d = reference - policy (J. Schulman, "Approximating
     KL divergence"), clamped to at most K3_LIMIT: beyond it, for d outside [-11, 2.611], a token's KL
     has no gradient, so that one token cannot make up an update. Raises ValueError for a KL
-    without reference.
+    without reference, and for a `teacher_weight` without `teacher_logprobs`.
     """
     if objective.kl_beta > 0 and reference_logprobs is None:
         raise ValueError("kl_beta > 0 needs reference_logprobs")
+    if objective.teacher_weight > 0 and teacher_logprobs is None:
+        raise ValueError("teacher_weight > 0 needs teacher_logprobs")
     mask = weights != 0
     # where(), not a product: 0 * inf of a masked token would be nan, in value and gradient.
     policy, proximal, behaviour = (
@@ -136,6 +159,13 @@ def policy_loss(
     if objective.correction == "truncated":
         used, is_truncated = raw.clamp(max=objective.importance_cap), raw > objective.importance_cap
         used = torch.where(is_demonstrated, 1.0, used)
+    taught, gap = torch.zeros_like(mask), torch.zeros_like(proximal)
+    if teacher_logprobs is not None:
+        taught = mask & ~is_demonstrated
+        gap = torch.where(taught, teacher_logprobs.detach() - proximal, 0.0)
+        share = objective.teacher_weight
+        of_teacher = torch.where(taught, _clamped(gap) - teacher_baseline, 0.0)
+        advantages = (1.0 - share) * advantages + share * of_teacher
     ratio = _clamped(policy - (behaviour if objective.correction == "ratio" else proximal)).exp()
     clipped = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high) * advantages
     token_loss = -used * torch.minimum(ratio * advantages, clipped)
@@ -150,7 +180,7 @@ def policy_loss(
     def total(values: torch.Tensor, over: torch.Tensor = mask) -> torch.Tensor:
         return torch.where(over, values.detach().to(loss.dtype), 0).sum()
 
-    gap = drift.abs()
+    mismatch = drift.abs()
     stats = TokenStats(
         tokens=mask.sum(),
         sampled=sampled.sum(),
@@ -164,7 +194,10 @@ def policy_loss(
         mismatch_kl=total(_k3(drift), sampled),
         entropy=total(torch.zeros_like(loss) if entropies is None else entropies),
         reference_kl=total(reference_kl),
-        mismatch_max=gap.max() if gap.numel() else gap.sum(),
+        taught=taught.sum(),
+        teacher_gap=total(gap, taught),
+        teacher_clipped=total(gap.abs() > LOG_RATIO_LIMIT, taught),
+        mismatch_max=mismatch.max() if mismatch.numel() else mismatch.sum(),
     )
     return LossOutput(loss, stats)
 

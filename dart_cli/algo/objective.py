@@ -35,6 +35,8 @@ class Objective:
     clip_high: float = 0.28
     correction: ImportanceSampling = "truncated"
     kl_beta: float = 0.0
+    teacher_weight: float = 0.0
+    """Share of a token's advantage that is the teacher's, 0 to 1; the rest is the reward's."""
     importance_cap: float = 1.0
     """C of truncated importance sampling; it is no key of [train]. At 1 an older token never weighs more than
     a fresh one (arXiv 2509.23866 section 3)."""

@@ -97,8 +97,14 @@ def _model(config: Config) -> str:
 
 
 def teacher_line(config: Config) -> str:
-    """Return who the teacher is, how it is asked, and its budget. Raises ConfigError for an unknown family."""
-    teacher, own = config.teacher, teacher_config(config)
+    """Return who the teacher is, how it is asked, and its budget; of one that scores, its share.
+
+    Raises ConfigError for an unknown family of a teacher that plays.
+    """
+    teacher, share = config.teacher, config.train.teacher_weight
+    if share:
+        return f"{teacher.model} scores the policy's tokens: {share:g} of each advantage"
+    own = teacher_config(config)
     family = own.policy.family if own.policy.family in FAMILIES else own.policy.action_parser
     if not teacher.url:
         return f"{teacher.model}, {family}, by {teacher.engine}"

@@ -114,6 +114,11 @@ ROWS = (
     Row("train", ("train",)),
     Row("train.learner", ("train", "rollout")),
     Row("train.updates", ("data", "train"), equal=_THE_END),
+    Row(
+        "train.teacher_weight",
+        ("train", "data"),
+        equal="groups of equal rewards would be dropped although a teacher scores them, or the reverse",
+    ),
     Row("train.max_minutes", ("data", "train"), equal=_THE_END),
     Row("train.max_trajectories", ("data", "train"), equal=_THE_END),
     Row("train.stop_at", ("data",)),
@@ -140,6 +145,7 @@ ROWS = (
     Row("eval", ("eval", "up"), free=PROCESSES),
     Row("tune", ("tune",), free=PROCESSES),
     Row("teacher", ("data collect",), free=PROCESSES),
+    Row("teacher.model", ("train", "data collect")),
 )
 
 PATHS = frozenset(

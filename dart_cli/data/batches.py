@@ -187,6 +187,7 @@ class Batches:
             advantage=config.advantage,
             high_entropy_share=config.high_entropy,
             comparison=self._baselines.comparison,
+            has_teacher=self._config.train.teacher_weight > 0,
         )
         for group, reason in curation.dropped:
             self._closer.drop(self._group_table.groups[group.id], reason)

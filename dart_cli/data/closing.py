@@ -30,15 +30,17 @@ class GroupCloser:
         pool: StoredPool,
         baselines: Baselines,
         *,
+        has_teacher: bool,
         wall: Callable[[], float],
     ) -> None:
-        """`wall` returns unix seconds."""
+        """`has_teacher` says whether a teacher scores tokens; `wall` returns unix seconds."""
         self.dropped_since_batch: Counter[str] = Counter()  # reason -> groups
         self._config = config
         self._store = store
         self._group_table = group_table
         self._pool = pool
         self._baselines = baselines
+        self._has_teacher = has_teacher
         self._wall = wall
 
     def close_if_over(self, group: Group) -> None:
@@ -51,13 +53,15 @@ class GroupCloser:
         verdicts = [
             (attempt.outcome, attempt.reward) for attempt in group.finished if attempt.outcome
         ]
-        reason = no_gradient(verdicts, by_baseline=self._baselines.in_use)
-        has_only_failed = self._baselines.in_use and {o for o, _ in verdicts} == {"fail"}
+        alone = self._baselines.in_use or self._has_teacher
+        reason = no_gradient(verdicts, alone=alone)
+        has_only_failed = alone and {o for o, _ in verdicts} == {"fail"}
         if (has_only_failed or reason == "all_fail") and self._pool.draw_for(group):
             reason = None
         if reason is None:
             group.state = "ready"
-            self._store.close_group(group.id, "ready", "", self._wall())
+            why = "" if self._baselines.in_use or group.pool_member else no_gradient(verdicts) or ""
+            self._store.close_group(group.id, "ready", why, self._wall())
         else:
             self.drop(group, reason)
 

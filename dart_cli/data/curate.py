@@ -3,7 +3,7 @@
 The decision is pure: it uses no clock and no store. Each group comes out exactly once, in the batch, as
 waiting, or as dropped for one of these reasons:
 
-    all_success, all_fail   all rewards are equal, so every advantage is zero. A success from the experience
+    all_success, all_fail   all rewards are equal, so every advantage is zero, and no teacher scores the tokens. A success from the experience
                             pool may have joined a group that failed throughout; then it is trained on
     equal_rewards           all rewards are equal although some passed and some failed; this happens only with
                             rewards as values
@@ -17,6 +17,7 @@ Each step of each trajectory of a group in the batch is one planned sample, with
     mixed         trained on: the rewards of its group differ
     baseline      trained on: compared with the reward that its task's running baseline expected
     pool          trained on: a step of the success that joined from the experience pool
+    teacher       trained on: rewards are equal, or there is one, and a teacher scores the tokens
     low_entropy   left out with weight 0: only a share of the group's steps, of highest entropy, is trained on
 
 All steps of a trajectory have the trajectory's advantage. With groups of one (data.group_size = 1) running
@@ -34,6 +35,9 @@ from dart_cli.algo.advantage import Estimator, group_advantages, high_entropy_st
 from dart_cli.algo.running_baselines import Advantage, BaselineAdvantage, baseline_advantages
 from dart_cli.data.store.rows import Decision, GroupReason, PlannedSample, SampleReason
 from envs.contract.base import reward_of
+
+_OF_GROUPS = ("mixed", "teacher")
+"""Reasons for which samples of a compared group are trained on."""
 
 ExpectedRewards = Callable[[str, int], Sequence[float]]
 """Task id, number of steps -> the reward that the task's baselines expect at each step [steps]."""
@@ -82,6 +86,11 @@ class FinishedGroup:
         return self.valid if self.pool is None else [*self.valid, self.pool]
 
     @property
+    def has_equal_rewards(self) -> bool:
+        """True if all compared members have the same reward, or there is one member."""
+        return len(set(_rewards(self.compared))) <= 1
+
+    @property
     def behind(self) -> int:
         """Versions that the oldest token of a valid member is behind; the pool's member may be older."""
         return max((member.behind for member in self.valid), default=0)
@@ -120,19 +129,20 @@ def curate(
     advantage: Advantage = "group_std",
     high_entropy_share: float = 1.0,
     comparison: BaselineComparison | None = None,
+    has_teacher: bool = False,
 ) -> Curation:
     """Return the decision about each group; the first `groups_per_batch` that fit form the batch.
 
     A group fits if it has a gradient and no token of it is more than `max_staleness` versions behind.
     `high_entropy_share` is the share of each group's steps that is trained on. `comparison` must be passed if
-    `advantage` is by running baselines, and only then.
+    `advantage` is by running baselines, and only then. With `has_teacher` a teacher scores all tokens.
     """
     # 1. Drop the groups that cannot be trained on.
     dropped: list[tuple[FinishedGroup, GroupReason]] = []
     fit: list[FinishedGroup] = []
     for group in groups:
         verdicts = [(member.outcome, member.reward) for member in group.compared]
-        reason = no_gradient(verdicts, by_baseline=comparison is not None)
+        reason = no_gradient(verdicts, alone=has_teacher or comparison is not None)
         if reason is None and group.behind > max_staleness:
             reason = "stale"
         if reason is None:
@@ -157,17 +167,18 @@ def curate(
 
 
 def no_gradient(
-    verdicts: Sequence[tuple[Outcome, float | None]], *, by_baseline: bool = False
+    verdicts: Sequence[tuple[Outcome, float | None]], *, alone: bool = False
 ) -> GroupReason | None:
     """Return why a group of these outcomes and rewards has no gradient; None if it has one.
 
-    The rewards decide: passes with different rewards have a gradient, and so do such failures. With
-    `by_baseline` each member is compared with a running baseline, so any valid verdict has a gradient.
+    The rewards decide: passes with different rewards have a gradient, and so do such failures. With `alone`
+    each member has a gradient without the others, from a running baseline or a teacher, so any valid verdict
+    has one.
     """
     valid = [(outcome, reward) for outcome, reward in verdicts if outcome != "invalid"]
     if not valid:
         return "no_valid_member"
-    if by_baseline:
+    if alone:
         return None
     if len(valid) == 1:
         return "single_member"
@@ -199,7 +210,7 @@ def plan_samples(
     for member, value in zip(group.compared, values, strict=True):
         for step in range(member.steps):
             entropy = member.entropies[step] if member.entropies else None
-            reason: SampleReason = "mixed"
+            reason: SampleReason = "teacher" if group.has_equal_rewards else "mixed"
             if member is group.pool:
                 reason = "pool"
             elif entropy is not None and not next(is_high):
@@ -231,7 +242,7 @@ def samples_by_baseline(
     Members of the pool are compared in the same way.
     """
     planned = [
-        replace(sample, reason="baseline" if sample.reason == "mixed" else sample.reason)
+        replace(sample, reason="baseline" if sample.reason in _OF_GROUPS else sample.reason)
         for group in groups
         for sample in plan_samples(group, "group_mean", high_entropy_share)
     ]
@@ -280,20 +291,23 @@ def use_decisions(
 ) -> list[Decision]:
     """Return the decision on a group in a batch, then one on each of its trajectories.
 
-    `reason` is the reason of the group's own members; `weights` are as in Curation. A trajectory of weight 0
-    still counts as used, since its reward is part of the others' advantages.
+    `reason` is the reason of the group's own members if their rewards differ; `weights` are as in Curation. A
+    trajectory of weight 0 still counts as used, since its reward is part of the others' advantages.
     """
 
     def use(member: Member, why: SampleReason) -> Decision:
         weight = weights.get(member.trajectory_id, 1.0)  # 1 for a trajectory without a step
         return Decision(member.trajectory_id, True, why, weight, batch_id)
 
-    decisions = [Decision(group.id, True, reason if group.pool is None else "pool", 1.0, batch_id)]
+    own: SampleReason = reason
+    if reason == "mixed" and group.has_equal_rewards:
+        own = "teacher"
+    decisions = [Decision(group.id, True, own if group.pool is None else "pool", 1.0, batch_id)]
     for member in group.members:
         if member.outcome == "invalid":
             decisions.append(Decision(member.trajectory_id, False, "invalid", 0.0))
         else:
-            decisions.append(use(member, reason))
+            decisions.append(use(member, own))
     if group.pool is not None:
         decisions.append(use(group.pool, "pool"))
     return decisions

@@ -84,8 +84,15 @@ class Ledger:
         self.pool = StoredPool(config, store, wall=wall)
         self.group_table = restored_groups(store, self._tasks, config.data, monotonic())
         self.baselines = Baselines(config.data, store)
+        self.has_teacher = config.train.teacher_weight > 0
         self._closer = GroupCloser(
-            config.data, store, self.group_table, self.pool, self.baselines, wall=wall
+            config.data,
+            store,
+            self.group_table,
+            self.pool,
+            self.baselines,
+            has_teacher=self.has_teacher,
+            wall=wall,
         )
         self._batches = Batches(
             config=config,

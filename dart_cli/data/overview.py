@@ -166,7 +166,7 @@ class Overview:
             limit=self._ledger.group_limit,
             pool=len(self._ledger.pool),
             dropped=_by_reason(counts),
-            by_baseline=self._ledger.baselines.in_use,
+            by_baseline=self._ledger.baselines.in_use and not self._ledger.has_teacher,
             dropped_since_batch=dict(self._ledger.dropped_since_batch),
         )
 

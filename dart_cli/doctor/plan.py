@@ -17,7 +17,7 @@ from typing import Any
 
 from bus.errors import ActionError, ConfigError
 from dart_cli.config.architecture import Shape, shape_of
-from dart_cli.config.model_folder import Screens
+from dart_cli.config.model_folder import Screens, model_config, model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.schema.rollout import KV_CACHE_MB, PREFIX_CACHE_MB
 from dart_cli.config.screens import SCREEN, screen_of, screens_in_play
@@ -181,9 +181,17 @@ def trainer_setup(
         offload=train.offload == "optimizer",
         freeze_vision=config.model.freeze_vision,
         reference=train.kl_beta > 0,
+        teacher=_teacher(config),
         adapters=shape_of(tree).adapters(lora.rank) if lora else 0,
         points=config.policy.pointing == "pointer",
     )
+
+
+def _teacher(config: Config) -> Shape | None:
+    """Return the shape of the teacher that scores tokens; None without one. Raises ModelError."""
+    if not config.train.teacher_weight:
+        return None
+    return shape_of(model_config(model_folder(config.teacher.model)))
 
 
 def _engine(

@@ -305,6 +305,7 @@ def _parts(plan: Plan, *, on_cpu: bool) -> str:
         "masters, gradients, moments": trained,
         "LoRA's base" if plan.setup.adapters else "frozen vision tower": permanent["frozen"],
         "the KL's reference": permanent["reference"],
+        "the teacher": permanent["teacher"],
         "activations with recompute" if plan.setup.recompute else "activations": passing.get(
             "activations", 0
         ),

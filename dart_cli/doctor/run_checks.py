@@ -286,12 +286,18 @@ def tasks(config: Config) -> Iterator[Finding]:
 
 
 def teacher(config: Config) -> Iterator[Finding]:
-    """Yield who plays as [teacher], or what is wrong with it; nothing without a teacher. Nothing is sent."""
+    """Yield who plays or scores as [teacher], or what is wrong with it; nothing without a teacher.
+
+    Nothing is sent. With train.teacher_weight it scores: what is wrong then is among the mistakes of the
+    configuration, and only `dart data collect` checks whether it can also play.
+    """
     if not config.teacher.is_set:
         return
-    mistakes = list(find_mistakes(config, "teacher"))
-    yield from mistakes
-    if not mistakes:
+    scores = config.train.teacher_weight > 0
+    mistakes = list(find_mistakes(config, "train" if scores else "teacher"))
+    if not scores:
+        yield from mistakes
+    if not any(mistake.subject.startswith("teacher") for mistake in mistakes):
         yield ok("teacher", teacher_line(config))
 
 

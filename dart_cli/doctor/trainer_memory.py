@@ -16,6 +16,7 @@ memory of an update, which needs no data.
 
 The peak of an update is in one of these phases, whichever needs most:
 
+    teacher the teacher's forward pass, which stores nothing for a backward pass
     head    all layers have stored their activations, and the head's gradient is computed
     norm    backward pass of the last norm; the head is still gathered, its gradient is not reduced yet
     last    backward pass of the last layer's MLP
@@ -40,7 +41,7 @@ WIDTH = {"float32": 4, "bfloat16": 2}
 MASTER, GRADIENT, MOMENTS = 4, 4, 8
 """Bytes for each trained parameter: the float32 master, its float32 gradient, AdamW's two moments."""
 
-UpdatePhase = Literal["head", "norm", "last", "next", "first", "tower", "end"]
+UpdatePhase = Literal["teacher", "head", "norm", "last", "next", "first", "tower", "end"]
 """A phase of an update. The module's docstring describes the phases."""
 
 RULE_CHUNK = 64
@@ -67,6 +68,7 @@ class TrainerSetup:
     offload: bool = False  # masters, gradients and moments in main memory
     freeze_vision: bool = True
     reference: bool = False  # a second model, for the KL
+    teacher: Shape | None = None  # another model, which scores the policy's tokens
     adapters: int = 0  # parameters of LoRA's adapters, which alone are trained; 0 without LoRA
     points: bool = False  # whether a pointer head is trained, if the model folder has one
 
@@ -202,6 +204,8 @@ def trainer_memory(
     }
     if not setup.freeze_vision and not setup.adapters:
         phases |= _with_tower(shape, setup, phases)
+    if setup.teacher is not None:
+        phases["teacher"] = _at_teacher(setup.teacher, setup)
     if setup.points and _gathers(setup):
         phases = {name: _with_pointer(shape, setup, parts) for name, parts in phases.items()}
     highest = max(phases, key=lambda name: sum(phases[name].values()))
@@ -236,6 +240,24 @@ def _permanent(shape: Shape, setup: TrainerSetup, whole_gradients: int) -> dict[
         "moments": MOMENTS * shared,
         "frozen": wide * frozen,
         "reference": reference,
+        "teacher": wide * -(-setup.teacher.parameters // setup.ranks) if setup.teacher else 0,
+    }
+
+
+def _at_teacher(teacher: Shape, setup: TrainerSetup) -> dict[str, int]:
+    """Return the parts of a frozen model's forward pass: two gathered layers, the head, and one layer's numbers.
+
+    Its shards are gathered also where adapters are trained, since it is sharded as a model of its own.
+    """
+    wide = WIDTH[setup.dtype]
+    block = min(CHUNK_TOKENS, setup.predicted) * min(VOCABULARY_CHUNK, teacher.vocabulary)
+    layers = sorted(map(teacher.parameters_of, range(teacher.layers)))[-2:]
+    return {
+        "activations": setup.tokens
+        * (wide * (4 * teacher.width + 3 * teacher.mlp) + _positions(teacher, wide)),
+        "features": _features(teacher, setup, wide),
+        "gathered": wide * (2 * teacher.embedding + sum(layers)) if setup.sharded else 0,
+        "head": 8 * block,
     }
 
 

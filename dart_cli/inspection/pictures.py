@@ -43,17 +43,18 @@ GREY, INK = "#6b7280", "#111827"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, RED, WINE)
 """The colours of lines, in the order in which they are assigned; `view.css` has them as --v0 to --v5."""
 
-GroupOutcome = Literal["mixed", "baseline", "pool", "all_success", "all_fail", "other"]
+GroupOutcome = Literal["mixed", "baseline", "pool", "teacher", "all_success", "all_fail", "other"]
 
 _LABELS: dict[GroupOutcome, tuple[str, str]] = {
     "mixed": ("trained on: successes and failures", BLUE),
     "baseline": ("trained on: one trajectory, compared with earlier ones", SKY),
     "pool": ("trained on: all failed, a success of the pool joined", PINK),
+    "teacher": ("trained on: equal rewards, a teacher scores the tokens", WINE),
     "all_success": ("dropped: all passed", GREEN),
     "all_fail": ("dropped: all failed", GREY),
     "other": ("dropped: stale, too few valid, ...", ORANGE),
 }
-_TRAINED: tuple[GroupOutcome, ...] = ("mixed", "baseline", "pool")
+_TRAINED: tuple[GroupOutcome, ...] = ("mixed", "baseline", "pool", "teacher")
 
 _AXIS_POINTS = 600  # approximate width of the axis of groups, in points
 MOST_TASKS = 24
@@ -101,6 +102,8 @@ def group_outcome(group: GroupRow) -> GroupOutcome | None:
     if group.state in ("batched", "trained"):
         if group.pool_member is not None:
             return "pool"
+        if group.reason:
+            return "teacher"
         return "baseline" if group.size == 1 else "mixed"
     if group.state != "dropped":
         return None

@@ -113,6 +113,14 @@ class ImagePreparer:
         """The bounds and the factor with which screenshots are resized."""
         return Screens(self.factor, *self.bounds)
 
+    def prepares_as(self, other: ImagePreparer) -> bool:
+        """Return True if both turn each screenshot into the same patches."""
+        sizes = [(each.patch, each.merge, each.temporal, each.bounds) for each in (self, other)]
+        ways = [
+            (int(each.processor.resample), each.table.values.tolist()) for each in (self, other)
+        ]
+        return sizes[0] == sizes[1] and ways[0] == ways[1]
+
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Return the width and height in pixels to which a `width` x `height` screenshot is resized."""
         rows, columns = smart_resize(

@@ -94,6 +94,11 @@ class LoadedPolicy:
         forced = self.pointer.forced if self.pointer and self.pointing == "pointer" else ()
         return frozenset(self.forbidden_token_ids).difference(forced)
 
+    def drawn_token_ids(self) -> frozenset[int]:
+        """Return the tokens over which the distributions of the model range."""
+        rows = int(self.model.get_input_embeddings().weight.shape[0])
+        return frozenset(range(rows)).difference(self.forbidden_token_ids)
+
     def forbidden(self, device: torch.device) -> torch.Tensor:
         """Return `forbidden_token_ids` [K] as a tensor on `device`, for `masked_logprobs`."""
         if device not in self._forbidden:

@@ -240,6 +240,9 @@ def _with_model(plan: SmokeTestPlan) -> None:
     plan.changes.append(
         Change("model.path", config.model.path, str(miniature), "a miniature of it")
     )
+    if config.train.teacher_weight:
+        same = "the same miniature"
+        plan.changes.append(Change("teacher.model", config.teacher.model, str(miniature), same))
     for key in ("model.adapters", "policy.verifier"):
         if value_of(config, key):
             plan.changes.append(Change(key, value_of(config, key), "", "made for the whole model"))

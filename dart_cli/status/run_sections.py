@@ -33,6 +33,7 @@ METRICS = (
     "grad_norm",
     "mismatch_kl",
     "reference_kl",
+    "teacher_gap",
     "replay_ess",
     "lr",
     "staleness_mean",

@@ -53,6 +53,9 @@ from dart_cli.train.trained_policy import TokenScores, TrainModel
 TIMES = ("prepare_s", "forward_s", "backward_s", "optimizer_s")
 """Metrics that have the seconds of an update, by stage."""
 
+TEACHER_BASELINE = "teacher/baseline"
+"""Name of the mean from which a teacher's part of an advantage is counted, in a checkpoint."""
+
 REPLAY_ESS = 0.9
 """Effective sample size, over tokens, below which a batch that is trained on again is skipped."""
 
@@ -72,9 +75,12 @@ class PolicyLearner:
             clip_high=config.clip_high,
             correction=config.correction,
             kl_beta=config.kl_beta,
+            teacher_weight=config.teacher_weight,
         )
         schedule = {part.name: getattr(config, part.name) for part in fields(LearningRateSchedule)}
         self._schedule = LearningRateSchedule(**schedule | {"lr": config.rate})
+        # Mean of teacher minus policy over the tokens of the last update, nats; the same on all ranks.
+        self._teacher_baseline = torch.zeros((), dtype=torch.float64)
         self._parameters = model.trainable()
         self._logprob_check = LogprobCheck(config, model)
         width = int(model.policy.model.config.get_text_config().hidden_size)
@@ -165,6 +171,8 @@ class PolicyLearner:
                 results.tokens, results.earlier_tokens, share.policy_version
             )
             metrics, mismatches = results.stats.metrics() | parity, results.mismatches
+            if isfinite(gap := metrics.get("teacher_gap", 0.0)):
+                self._teacher_baseline.fill_(gap)
             if results.grey_changes:
                 metrics["sees"] = float(max(results.grey_changes) > BLIND_LIMIT)
             has_low_ess = share.work.batch.reuse > 0 and metrics["ess"] < REPLAY_ESS
@@ -232,17 +240,23 @@ class PolicyLearner:
         sight_test: tuple[Pack, torch.Tensor] | None = None  # a pack, if possible one with screens
         temperature, count = share.work.batch.temperature, len(share.work.packs)
         self._optimizer.zero_grad(set_to_none=True)
-        with PackFeed(share.work, share.token_weights, self.model.policy) as packs:
+        with PackFeed(
+            share.work,
+            share.token_weights,
+            self.model.policy,
+            keeps_pixels=self.model.teacher is not None,
+        ) as packs:
             for index, pack in enumerate(packs):
                 self._rank_group.doing(f"pack {index + 1} of {count}")
                 clock.lap("prepare_s")
                 pack = pack if estimates is None else _with_advantages(pack, estimates)
                 reference = self.model.reference_logprobs(pack, temperature)
+                teacher = self.model.teacher_logprobs(pack, temperature)
                 scores = self.model.score(pack, temperature)
                 scored.append((scores.logprobs.detach(), _without_screens(pack)))
                 if share.looks and (sight_test is None or not sight_test[0].inputs.images):
                     sight_test = pack, scores.logprobs.detach()
-                output = self._loss(pack, scores, reference, share.divisor)
+                output = self._loss(pack, scores, reference, teacher, share.divisor)
                 clock.lap("forward_s")
                 self._gradients.before(is_last=index + 1 == count)
                 output.loss.backward()  # type: ignore[no-untyped-call]
@@ -268,7 +282,12 @@ class PolicyLearner:
         return results
 
     def _loss(
-        self, pack: Pack, scores: TokenScores, reference: torch.Tensor | None, divisor: float
+        self,
+        pack: Pack,
+        scores: TokenScores,
+        reference: torch.Tensor | None,
+        teacher: torch.Tensor | None,
+        divisor: float,
     ) -> LossOutput:
         """Return the loss of a pack, with all tensors on the device and in the type of its scores."""
         like = scores.logprobs
@@ -286,6 +305,8 @@ class PolicyLearner:
             divisor=divisor,
             unknown=pack.unknown.to(like.device),
             reference_logprobs=reference,
+            teacher_logprobs=teacher,
+            teacher_baseline=self._teacher_baseline.item(),
             entropies=scores.entropies,
         )
 
@@ -304,12 +325,16 @@ class PolicyLearner:
     def state(self) -> Tensors:
         """Return trained float32 weights by name, and the optimizer's state as `parameter/name`."""
         state = state_of(self._parameters, self._optimizer)
+        if self.model.teacher is not None:
+            state[TEACHER_BASELINE] = self._teacher_baseline
         return state if self.critic is None else state | self.critic.state()
 
     def restore(self, saved: SavedState) -> None:
         """Restore a checkpoint's state. Raises ValueError if it belongs to another model."""
         _check_names(saved, self._parameters, self.model)
         restore(saved, self._parameters, self._optimizer)
+        if TEACHER_BASELINE in saved.names:
+            saved.fill({TEACHER_BASELINE: self._teacher_baseline})
         if self.critic is not None:
             self.critic.restore(saved)
 
@@ -321,7 +346,9 @@ def _check_names(saved: SavedState, trained: Mapping[str, torch.Tensor], model: 
     """
     weights = weight_tensors(model.policy.model)
     parameters = {name for name in saved.names if "/" not in name}
-    of_policy = [key for key in saved.names if not key.startswith(PREFIX)]
+    of_policy = [
+        key for key in saved.names if not key.startswith(PREFIX) and key != TEACHER_BASELINE
+    ]
     unknown = {key.rpartition("/")[0] or key for key in of_policy} - weights.keys()
     if unknown or not parameters:
         other = f" ({min(unknown)})" if unknown else ""

@@ -77,7 +77,7 @@ from dart_cli.runtime.tables import fraction
 from dart_cli.runtime.waits import PhaseTimer, as_gauges
 from dart_cli.train.base import Learner, Update, batch_metrics, named_metrics, read_all
 from dart_cli.train.checkpoints.checkpoint import CheckpointSaver, load_newest
-from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress
+from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress, teacher_folder
 from dart_cli.train.data_client import DataClient
 from dart_cli.train.metric_writer import MetricWriter
 from dart_cli.train.publishing import Publications, make_channel
@@ -253,10 +253,12 @@ class Trainer:
         learner = self._make_learner()
         with self._alone("reading the model folder and the checkpoints"):
             self._model = identity_of(self._config)
+            teacher = teacher_folder(self._config)
+            self._saver.teacher = "" if teacher is None else model_identity(teacher)
             checkpoint = load_newest(self._checkpoints)
         torch.manual_seed(self._config.run.seed % 2**64)  # libraries may have changed it
         if checkpoint is not None:
-            checkpoint.refuse_other(self._model, TrainedPart.of(self._config))
+            checkpoint.refuse_other(self._model, TrainedPart.of(self._config), self._saver.teacher)
             if self._lead is not None:
                 self._lead.begin_restore(checkpoint.path)
             try:

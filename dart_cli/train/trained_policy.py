@@ -1,6 +1,7 @@
 """The policy under training: log-probabilities of given tokens, with gradient.
 
-    TrainModel   the trainable policy, and a frozen reference if the objective has a KL term
+    TrainModel   the trainable policy, with a frozen reference if the objective has a KL term, and a frozen
+                 teacher if train.teacher_weight is set
     Scorer       the forward pass over a pack and the scores of its completion tokens, as one module
 
 Forbidden tokens and the temperature are treated by the same code as in the engine
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,8 +26,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
+from bus.errors import ModelError
 from dart_cli.algo.chunked import token_scores
 from dart_cli.config.schema import Config
+from dart_cli.config.teacher import CANNOT_SCORE
 from dart_cli.hardware.device import pick_device
 from dart_cli.policy.forward import ImageFeatures, image_features
 from dart_cli.policy.images import PreparedImage
@@ -63,7 +66,7 @@ class Scorer(torch.nn.Module):
     def __init__(self, policy: LoadedPolicy, *, always_sees: bool = False) -> None:
         super().__init__()
         self.model = policy.model
-        self._policy = policy
+        self.policy = policy
         self._blank = _blank(policy) if always_sees else None
 
     def forward(
@@ -95,7 +98,7 @@ class Scorer(torch.nn.Module):
         if token_ids is None:
             return states, states.new_zeros(0)
         token_ids = token_ids.to(hidden.device)
-        if self._policy.pointing == "text":
+        if self.policy.pointing == "text":
             return self._token_scores(states, token_ids, temperature)
         head = head_of(self.model)
         assert head is not None
@@ -146,7 +149,7 @@ class Scorer(torch.nn.Module):
                 head.weight.to(states.dtype),
                 token_ids,
                 temperature=temperature,
-                forbidden=self._policy.forbidden(states.device),
+                forbidden=self.policy.forbidden(states.device),
             )
 
 
@@ -154,13 +157,15 @@ class Scorer(torch.nn.Module):
 class TrainModel:
     """The policy under training. `reference` is the model that the run started from, or None.
 
-    With adapters the reference is the policy itself, scored without its adapters.
+    With adapters the reference is the policy itself, scored without its adapters. `teacher` scores with
+    another model of the same tokens and screens. It has a vision tower of its own, which sees pixels.
     """
 
     policy: LoadedPolicy
     scorer: Scorer
     reference: LoadedPolicy | None = None
     reference_scorer: Scorer | None = None
+    teacher: Scorer | None = None
     plan: ShardingPlan | None = None  # None: plain tensors of one process
 
     @classmethod
@@ -173,7 +178,10 @@ class TrainModel:
 
     @classmethod
     def load(cls, config: Config, mesh: DeviceMesh | None = None) -> TrainModel:
-        """Load the model of a configuration, sharded over the ranks of `mesh`. Raises ModelError."""
+        """Load the models of a configuration, sharded over the ranks of `mesh`. Raises ModelError."""
+        teacher_folder = config.teacher.model if config.train.teacher_weight else ""
+        if teacher_folder:
+            check_teacher(config)
         device, compute = pick_device(config.train.device), getattr(torch, config.model.dtype)
         if mesh is None and (compute != torch.float32 or config.train.offload != "none"):
             mesh = mesh_of_one(device)
@@ -181,41 +189,46 @@ class TrainModel:
         pointing = config.policy.pointing
 
         def load_model(
-            prepare: Callable[[PreTrainedModel], None], trained: LoadedPolicy | None, **own: Any
+            folder: str,
+            prepare: Callable[[PreTrainedModel], None],
+            has_sharded_tower: Callable[[LoadedPolicy], bool],
+            **own: Any,
         ) -> tuple[LoadedPolicy, Scorer]:
-            """Load the model folder, and return it with its scorer; `prepare` freezes parameters.
-
-            `trained` is the policy if the model is its reference, else None.
-            """
+            """Load a model folder, and return it with its scorer; `prepare` freezes parameters."""
             if plan is None:
-                policy = load_policy(
-                    config.model.path, config.model.dtype, device, pointing=pointing, **own
-                )
+                policy = load_policy(folder, config.model.dtype, device, pointing=pointing, **own)
                 prepare(policy.model)
                 return policy, Scorer(policy)
 
             def root(policy: LoadedPolicy) -> Scorer:
-                return Scorer(policy, always_sees=_trains_tower((trained or policy).model))
+                return Scorer(policy, always_sees=has_sharded_tower(policy))
 
-            return load_sharded(
-                config.model.path, plan, prepare=prepare, root=root, pointing=pointing, **own
-            )
+            return load_sharded(folder, plan, prepare=prepare, root=root, pointing=pointing, **own)
 
         policy, scorer = load_model(
+            config.model.path,
             lambda model: _freeze(model, config),
-            None,
+            lambda policy: _trains_tower(policy.model),
             lora=config.model.lora,
             seed=config.run.seed,
             adapters=config.model.adapters,
         )
         if config.train.recompute == "layer":
             use_recompute(policy.model)
-        if config.train.kl_beta == 0:
-            return cls(policy, scorer, plan=plan)
-        if config.model.lora is not None:
-            return cls(policy, scorer, policy, scorer, plan)
-        reference, reference_scorer = load_model(lambda model: _as_reference(model, policy), policy)
-        return cls(policy, scorer, reference, reference_scorer, plan)
+        reference, reference_scorer, teacher = None, None, None
+        if config.train.kl_beta > 0 and config.model.lora is not None:
+            reference, reference_scorer = policy, scorer
+        elif config.train.kl_beta > 0:
+            reference, reference_scorer = load_model(
+                config.model.path,
+                lambda model: _as_reference(model, policy),
+                lambda _: _trains_tower(policy.model),
+            )
+        if teacher_folder:
+            _, teacher = load_model(
+                teacher_folder, lambda model: model.requires_grad_(False), lambda _: True
+            )
+        return cls(policy, scorer, reference, reference_scorer, teacher, plan)
 
     @classmethod
     def load_frozen(cls, config: Config) -> TrainModel:
@@ -266,6 +279,13 @@ class TrainModel:
             # Features, if there are any, are of a frozen tower, which has not changed since the run started.
             return _scores(self.reference_scorer, pack, temperature).logprobs
 
+    @torch.no_grad()
+    def teacher_logprobs(self, pack: Pack, temperature: float) -> torch.Tensor | None:
+        """Return the teacher's log-probabilities [N]; None without a teacher. The pack must have pixels."""
+        if self.teacher is None:
+            return None
+        return _scores(self.teacher, replace(pack, features=None), temperature).logprobs
+
     def reshard(self) -> None:
         """Free the weights that a forward pass gathered for a backward pass, if none follows."""
         if isinstance(self.scorer, FSDPModule):
@@ -294,6 +314,32 @@ class TrainModel:
             if self.plan is None
             else published_stream(tensors, self.plan.compute)
         )
+
+
+def check_teacher(config: Config) -> None:
+    """Raise ModelError unless the teacher's tokens and screens are those of the policy; no weights are read.
+
+    The distributions of both models must be over the same tokens: what one forbids, the other forbids too.
+    """
+    policy, teacher = (
+        load_policy(folder, weights=False, pointing=config.policy.pointing)
+        for folder in (config.model.path, config.teacher.model)
+    )
+    problem = ""
+    tokens, others = (
+        (each.tokenizer.get_vocab(), each.image_token_id) for each in (policy, teacher)
+    )
+    if tokens != others:
+        problem = "has another tokenizer"
+    elif teacher.drawn_token_ids() != policy.drawn_token_ids():
+        problem = "has other end tokens (generation_config.json, tokenizer_config.json)"
+    elif teacher.pointer != policy.pointer:
+        problem = "has other tokens for pointers"
+    elif not teacher.images.prepares_as(policy.images):
+        problem = "prepares screens otherwise (preprocessor_config.json)"
+    if problem:
+        text = CANNOT_SCORE.format(detail=problem, teacher=config.teacher, model=config.model)
+        raise ModelError(f"teacher.model {text}")
 
 
 def _freeze(model: PreTrainedModel, config: Config) -> None:

@@ -28,7 +28,7 @@ SUCCESS = "success, share of episodes"
 _MAX_POINTS = 240  # of a metric; more cannot be distinguished on a screen
 _UNIT_BY_PREFIX = {  # beginning of a name -> unit; the first match counts
     "parity_tokens": "",
-    **dict.fromkeys(("entropy", "parity_", "mismatch_", "reference_kl"), "nats"),
+    **dict.fromkeys(("entropy", "parity_", "mismatch_", "reference_kl", "teacher_gap"), "nats"),
     "staleness_": "versions",
     "samples": "steps",
 }

@@ -259,6 +259,52 @@ def test_a_group_that_the_pool_made_fit_is_marked() -> None:
     assert [d.subject for d in drop_decisions(joined, "stale")] == ["g", "g-00", "g-01"]
 
 
+@given(groups(), st.integers(1, 4), st.integers(0, 6))
+def test_with_a_teacher_no_group_with_a_verdict_is_dropped_for_its_rewards(
+    given_groups: list[FinishedGroup], per_batch: int, max_staleness: int
+) -> None:
+    result = curate(
+        given_groups, groups_per_batch=per_batch, max_staleness=max_staleness, has_teacher=True
+    )
+    for group, reason in result.dropped:
+        assert reason == "stale" if group.compared else reason == "no_valid_member"
+    for group in result.batch:
+        of_group = [sample for sample in result.samples if sample.group_id == group.id]
+        equal = len({member.reward for member in group.compared}) == 1
+        for sample in of_group:
+            if sample.reason not in ("pool", "low_entropy"):
+                assert sample.reason == ("teacher" if equal else "mixed")
+            if equal:
+                assert sample.advantage == 0.0
+
+
+def test_a_group_that_only_a_teacher_made_fit_is_marked() -> None:
+    group = finished_group("g", ["fail", "fail", "invalid"])
+    assert [(d.subject, d.used, d.reason) for d in use_decisions(group, 1, {})] == [
+        ("g", True, "teacher"),
+        ("g-00", True, "teacher"),
+        ("g-01", True, "teacher"),
+        ("g-02", False, "invalid"),
+    ]
+
+
+def test_with_a_teacher_steps_of_low_entropy_are_left_out_as_ever() -> None:
+    members = (Member("g-00", "fail", 2, 0, (2.0, 0.1)), Member("g-01", "fail", 2, 0, (0.2, 3.0)))
+    result = curate(
+        [FinishedGroup("g", members)],
+        groups_per_batch=1,
+        max_staleness=9,
+        high_entropy_share=0.5,
+        has_teacher=True,
+    )
+    assert [(each.reason, each.weight) for each in result.samples] == [
+        ("teacher", 1.0),
+        ("low_entropy", 0.0),
+        ("low_entropy", 0.0),
+        ("teacher", 1.0),
+    ]
+
+
 @given(groups(), shares)
 def test_groups_of_one_batch_are_each_compared_within_themselves(
     given_groups: list[FinishedGroup], share: float

@@ -238,6 +238,29 @@ def test_a_group_of_equal_rewards_is_dropped_with_the_reason(
     assert ledger.group_table.groups == {}
 
 
+@pytest.mark.parametrize(("outcome", "reason"), [("fail", "all_fail"), ("pass", "all_success")])
+def test_a_group_of_equal_rewards_is_trained_on_with_a_teacher(
+    tmp_path: Path, outcome: Outcome, reason: str
+) -> None:
+    """Its advantages are 0; its row says what it lacks beside the teacher, and what it was used for."""
+    config = small_config(tmp_path / "run")
+    train = config.train.model_copy(update={"teacher_weight": 0.5})
+    config = config.model_copy(update={"train": train})
+    with open_store(config.run.dir) as store:
+        ledger = make_ledger(config, store)
+        same, mixed = play_group(ledger, [outcome] * 4), play_group(ledger, MIXED)
+        assert make_ledger(config, store).group_table.groups.keys() == {same, mixed}
+        batch = a_batch(next_batch(ledger, 0))
+        advantages = {(s.group_id, s.advantage) for s in batch.samples}
+        assert (same, 0.0) in advantages
+        assert {group for group, advantage in advantages if advantage} == {mixed}
+        rows = {row.id: (row.state, row.reason) for row in store.groups("batched")}
+        assert rows == {same: ("batched", reason), mixed: ("batched", "")}
+        reasons = {row.trajectory_id[:7]: row.reason for row in store.batch_rows(batch.batch_id)}
+        assert reasons == {same: "teacher", mixed: "mixed"}
+        assert store.decisions(same)[-1].reason == "teacher"
+
+
 def test_an_invalid_trajectory_is_never_trained_and_another_is_played_instead(
     ledger: Ledger, store: Store
 ) -> None:

@@ -127,6 +127,20 @@ def _kept_of_a_patch(block: torch.nn.Module, width: int, patches: int = 256) -> 
     return sum(each.untyped_storage().nbytes() for each in kept.values()) / patches
 
 
+def test_a_teacher_is_counted_with_its_own_size_in_shards_of_all_ranks() -> None:
+    """Adapters of the policy do not make the teacher whole on each rank."""
+    shape = shape_of(CONFIG)
+    for adapters in (0, 10**6):
+        setup = replace(SETUP, ranks=6, adapters=adapters)
+        alone, taught = (
+            trainer_memory(shape, replace(setup, teacher=teacher)) for teacher in (None, shape)
+        )
+        assert alone.permanent["teacher"] == 0
+        assert taught.permanent["teacher"] == 2 * -(-shape.parameters // 6)
+        assert taught.fixed - alone.fixed == taught.permanent["teacher"]
+        assert taught.peak >= alone.peak + taught.permanent["teacher"]
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_trained_tower_takes_more(recompute: bool) -> None:
     shape = shape_of(CONFIG)

@@ -48,7 +48,8 @@ NOT_IN_A_SMALL_RUN = {
         *(key for key in KEYS if key.startswith(("vllm.", "model.lora."))),
     },
     "train": {*(key for key in KEYS if key.startswith("model.lora.")), "train.gae_lambda"}
-    | {"vllm.tensor_parallel"},  # where GPUs are named for engines
+    | {"vllm.tensor_parallel"}  # where GPUs are named for engines
+    | {"teacher.model"},  # with train.teacher_weight
     "serve": {
         *("env.suite", "model.path", "policy.family"),
         *("rollout.max_tokens", "rollout.temperature", "run.seed"),  # when an episode is opened

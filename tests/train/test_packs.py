@@ -14,7 +14,7 @@ import torch
 from bus.messages import Batch, Sample, StepMismatch
 from dart_cli.algo.loss import TokenStats, policy_loss
 from dart_cli.algo.objective import Objective
-from dart_cli.config.schema import Config, ModelConfig, TrainConfig
+from dart_cli.config.schema import Config, ModelConfig, TeacherConfig, TrainConfig
 from dart_cli.policy.forward import encoder_outputs, image_features
 from dart_cli.policy.loader import LoadedPolicy, load_policy
 from dart_cli.train.learner import PolicyLearner
@@ -23,6 +23,7 @@ from dart_cli.train.packs.batch_tokens import batch_loss_weights, trajectory_of
 from dart_cli.train.trained_policy import TrainModel
 from scripts.small_models import FAMILIES
 from tests.steps import steps_of, with_changes, with_steps
+from tests.train.another_model import another
 from tests.train.trees import tree_batch
 
 Family = Callable[[str], Path]
@@ -42,6 +43,8 @@ class OneByOne:
 def doubled(config: Config) -> TrainModel:
     model = TrainModel.load(config)
     model.policy.model.double()
+    if model.teacher is not None:
+        model.teacher.policy.model.double()
     if model.reference is not None:
         model.reference.model.double()
         with torch.no_grad():  # otherwise the KL and its gradient are 0
@@ -92,6 +95,10 @@ def each_alone(model: TrainModel, batch: Batch, config: TrainConfig) -> OneByOne
             with torch.no_grad():
                 other = table_of(model.reference, batch, sample)
             reference = other.gather(1, tokens)[:, 0]
+        teacher = None
+        if model.teacher is not None:
+            with torch.no_grad():
+                teacher = table_of(model.teacher.policy, batch, sample).gather(1, tokens)[:, 0]
         is_known = len(sample.behaviour_logprobs) > 0
         behaviour = torch.tensor(
             list(sample.behaviour_logprobs) if is_known else [0.0] * len(sample),
@@ -108,6 +115,7 @@ def each_alone(model: TrainModel, batch: Batch, config: TrainConfig) -> OneByOne
             divisor=shares.divisor,
             unknown=torch.full((len(sample),), not is_known),
             reference_logprobs=reference,
+            teacher_logprobs=teacher,
             entropies=-(table.exp() * table.clamp(min=-1e6)).sum(-1),
         )
         output.loss.backward()
@@ -140,6 +148,14 @@ OBJECTIVES: dict[str, dict[str, object]] = {
         "kl_beta": 0.05,
         "freeze_vision": True,
     },
+    "teacher": {"teacher_weight": 0.7},
+    "teacher, frozen tower, KL": {
+        "teacher_weight": 0.7,
+        "correction": "ratio",
+        "normalise": "samples",
+        "kl_beta": 0.05,
+        "freeze_vision": True,
+    },
 }
 
 
@@ -147,7 +163,10 @@ def config_of(folder: Path, **changes: Any) -> Config:
     freeze = bool(changes.pop("freeze_vision", False))
     args = {"parity_every": 0, **changes}
     train = TrainConfig(lr=0.0, updates=4, grad_clip=1e9, weight_decay=0.0, **args)
-    return Config(model=ModelConfig(path=str(folder), freeze_vision=freeze), train=train)
+    model = ModelConfig(path=str(folder), freeze_vision=freeze)
+    if not train.teacher_weight:
+        return Config(model=model, train=train)
+    return Config(model=model, train=train, teacher=TeacherConfig(model=str(another(folder))))
 
 
 @pytest.mark.parametrize(
@@ -155,6 +174,8 @@ def config_of(folder: Path, **changes: Any) -> Config:
     [
         *product(FAMILIES, ("default", "coupled, frozen tower, KL")),
         ("qwen2_5_vl", "uncorrected, KL"),  # the sums of a loss are of no family
+        ("qwen3_vl", "teacher, frozen tower, KL"),
+        ("qwen3_5", "teacher"),
     ],
 )
 @pytest.mark.usefixtures("float64_throughout")

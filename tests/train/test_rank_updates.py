@@ -13,10 +13,11 @@ import pytest
 
 from bus.messages import Batch, Chain, Sample
 from bus.packed import float64s, int32s
-from dart_cli.config.schema import Config, LoraConfig, PolicyConfig
+from dart_cli.config.schema import Config, LoraConfig, PolicyConfig, TeacherConfig
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.loader import load_policy
 from tests.train import rank_cases
+from tests.train.another_model import another
 from tests.train.conftest import Play
 from tests.train.rank_cases import Case
 from tests.train.trees import tree_batch
@@ -125,6 +126,12 @@ def cases(
             changed(tiny, reuse=1),
             [two[0], two[1].model_copy(update={"reuse": 1})],
         ),
+        "a teacher": (
+            changed(tiny, model={"freeze_vision": True}, teacher_weight=0.5).model_copy(
+                update={"teacher": TeacherConfig(model=str(another(tiny_folder)))}
+            ),
+            [with_text(batch) for batch in two],
+        ),
         "pointers": pointers(pointer_folder("qwen2_5_vl"), make_config, recipe | everything),
     }
 
@@ -157,7 +164,7 @@ NAMES = {
         *("other weights looked back at", "trained on again"),
     ),
     # Shards that do not divide evenly, ranks without a pack or without a screen.
-    3: ("qwen2_5_vl", "a KL", "one pack", "text alone", "adapters", "pointers"),
+    3: ("qwen2_5_vl", "a KL", "one pack", "text alone", "adapters", "a teacher", "pointers"),
 }
 """Cases by the number of ranks."""
 

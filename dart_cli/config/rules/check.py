@@ -54,6 +54,7 @@ TABLES: tuple[Table, ...] = (
     policy.OWN_LEARNER,
     policy.VLLM,
     teacher.TEACHER,
+    teacher.SCORES,
 )
 
 

@@ -1,16 +1,23 @@
-"""Rules about the model that plays for the policy to learn from: of [teacher] and [teacher.policy]."""
+"""Rules about the model that the policy learns from, by its play or its scores: of [teacher], [teacher.policy]."""
 
 from __future__ import annotations
 
 import os
 from functools import partial
 
-from bus.errors import ConfigError
+from bus.errors import ConfigError, ModelError
 from bus.temperatures import MIN_TEMPERATURE
+from dart_cli.config.model_folder import model_folder
 from dart_cli.config.model_folder import model_problem as folder_problem
 from dart_cli.config.rules import Rule, Table, broken_rules, policy
 from dart_cli.config.schema import Config
-from dart_cli.config.teacher import lacks_family, teacher_config, teachers_words
+from dart_cli.config.teacher import (
+    CANNOT_SCORE,
+    lacks_family,
+    scoring_problem,
+    teacher_config,
+    teachers_words,
+)
 
 
 def _without_url(config: Config, key: str) -> bool:
@@ -112,4 +119,39 @@ TEACHER = Table(
         Rule("teacher.model", _model_problem, "cannot play: {detail}"),
     ),
     ("teacher",),
+)
+
+
+def _cannot_score(config: Config) -> str:
+    """Return what is different in the teacher's folder from the policy's; empty if it can score its tokens."""
+    if folder_problem(config.model.path):  # another rule reports it
+        return ""
+    folders = model_folder(config.model.path), model_folder(config.teacher.model)
+    try:
+        return scoring_problem(*folders)
+    except ModelError as error:
+        return f"has other files ({error})"
+
+
+SCORES = Table(
+    (
+        Rule(
+            "teacher.model",
+            lambda c: not c.teacher.model,
+            "is empty, and train.teacher_weight = {train.teacher_weight:g} needs a teacher: set it to a model "
+            "folder of the same tokenizer",
+            ends=True,
+        ),
+        Rule(
+            "teacher.url",
+            lambda c: c.teacher.url,
+            "gives no log-probabilities of the policy's tokens, which train.teacher_weight = "
+            "{train.teacher_weight:g} needs; leave it out, and set teacher.model to a folder",
+            ends=True,
+        ),
+        Rule("teacher.model", lambda c: folder_problem(c.teacher.model), "{detail}", ends=True),
+        Rule("teacher.model", _cannot_score, CANNOT_SCORE),
+    ),
+    ("train",),
+    lambda c: c.train.teacher_weight > 0 and c.train.learner == "torch",
 )

@@ -35,7 +35,7 @@ DROP_REASONS = (
     worker_lost     its process died or was restarted
     incomplete      steps or images of it are missing
 """
-SampleReason = Literal["mixed", "baseline", "pool", "low_entropy"]
+SampleReason = Literal["mixed", "baseline", "pool", "teacher", "low_entropy"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class GroupRow:
     task_seed: int
     size: int  # trajectories that it needs
     state: GroupState
-    reason: str  # why dropped; else empty
+    reason: str
+    """Why it was dropped; of a group that only a teacher gives a gradient, why it has no other; else empty."""
     opened_at: float
     closed_at: float | None
     batch_id: int | None

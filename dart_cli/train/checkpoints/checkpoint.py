@@ -51,6 +51,7 @@ from dart_cli.train.checkpoints.identity import (
     TrainerProgress,
     checkpoint_paths,
     refuse_other_folder,
+    refuse_other_teacher,
 )
 from dart_cli.train.checkpoints.shards import (
     FILE_BYTES,
@@ -89,14 +90,17 @@ class Checkpoint:
     trained: TrainedPart
     tensors: SavedTensors  # trained parameters and the optimizer's state, as in Learner.state
     generator: torch.Tensor  # state of torch's CPU generator
+    teacher: str = ""  # identity of the teacher's folder; empty without one
 
-    def refuse_other(self, identity: str, trained: TrainedPart) -> None:
+    def refuse_other(self, identity: str, trained: TrainedPart, teacher: str = "") -> None:
         """Raise ConfigError or ModelError if training cannot go on from here.
 
-        `identity` is of the present model folder, and `trained` is the part of it that is now trained.
+        `identity` is of the present model folder, `trained` is the part of it that is now trained, and
+        `teacher` is the identity of the present teacher's folder.
         """
         self.trained.refuse_other(trained, self.path)
         refuse_other_folder(self.model, identity, self.path)
+        refuse_other_teacher(self.teacher, teacher, self.path)
 
     def weights(self) -> SavedTensors:
         """Return the trained parameters, without the optimizer's state."""
@@ -171,7 +175,9 @@ def load(path: Path, *, verify: bool = True) -> Checkpoint:
         saved = SavedTensors.of_files([path / name for name in sorted(state.digests)])
         tensors = saved.only(saved.names - {GENERATOR})
         generator = saved.whole(GENERATOR)
-        return Checkpoint(path, state.progress, state.model, state.trained, tensors, generator)
+        return Checkpoint(
+            path, state.progress, state.model, state.trained, tensors, generator, state.teacher
+        )
     except ValidationError as error:
         raise CheckpointError(f"{path / STATE} is damaged: {error.errors()[0]['msg']}") from None
     except (OSError, ValueError) as error:
@@ -226,6 +232,7 @@ class CheckpointSaver:
         self._deadline_s = deadline_s
         self._file_bytes = file_bytes
         self._trained = trained or TrainedPart()
+        self.teacher = ""  # identity of the teacher's folder; rank 0 stores it with each checkpoint
         self._staging = Staging()
         self._save: _Save | None = None
         if rank == 0:
@@ -296,6 +303,7 @@ class CheckpointSaver:
                     digests=digests,
                     model=save.model,
                     trained=self._trained,
+                    teacher=self.teacher,
                 )
                 complete(save.target, state)
                 seconds = time.monotonic() - save.began

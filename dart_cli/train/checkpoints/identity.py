@@ -14,6 +14,7 @@ trainer compares again with the checkpoint that it loads.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
@@ -80,16 +81,21 @@ class CheckpointState(BaseModel):
     digests: dict[str, str]  # file name -> BLAKE2b
     model: str  # identity of the model folder; empty for a learner without one
     trained: TrainedPart
+    teacher: str = ""  # identity of the teacher's folder; empty, and not written, without one
     own: str = ""  # digest of the fields above
 
     def sealed(self) -> CheckpointState:
         """Return this state with its own digest."""
-        text = self.model_copy(update={"own": ""}).model_dump_json()
+        text = self.model_copy(update={"own": ""}).model_dump_json(exclude=self._absent)
         return self.model_copy(update={"own": blake2b(text.encode()).hexdigest()})
 
     def text(self) -> str:
         """Return the text of the file."""
-        return self.model_dump_json(indent=1)
+        return self.model_dump_json(indent=1, exclude=self._absent)
+
+    @property
+    def _absent(self) -> set[str]:
+        return set() if self.teacher else {"teacher"}
 
 
 def checkpoint_paths(directory: Path) -> list[Path]:
@@ -124,19 +130,33 @@ def refuse_other_folder(before: str, now: str, checkpoint: Path) -> None:
         )
 
 
-def refuse_other(config: Config) -> None:
-    """Raise ConfigError or ModelError if the run's newest checkpoint belongs to another model.
+def refuse_other_teacher(before: str, now: str, checkpoint: Path) -> None:
+    """Raise ModelError if a `checkpoint` learned from a teacher of another identity (`before`)."""
+    if before and now and before != now:
+        raise ModelError(
+            f"teacher.model: {checkpoint} learned from a folder with other tensors; put that one back, or "
+            "choose another run.dir to begin anew"
+        )
 
-    The tensors of the model folder are read only if the run names another folder than at its last start,
-    since the trainer reads them in any case.
+
+def refuse_other(config: Config) -> None:
+    """Raise ConfigError or ModelError if the run's newest checkpoint belongs to another model or teacher.
+
+    The tensors of a folder are read only if the run names another folder than at its last start, since the
+    trainer reads them in any case.
     """
     newest = _newest_state(config.run.dir / "checkpoints")
     if newest is None:
         return
     path, state = newest
     state.trained.refuse_other(TrainedPart.of(config), path)
-    if state.model and config.train.learner == "torch" and _names_another_folder(config):
-        refuse_other_folder(state.model, model_identity(_folder(config)), path)
+    if config.train.learner != "torch":
+        return
+    folder, teacher = model_folder(config.model.path), teacher_folder(config)
+    if state.model and _is_another(config, folder, lambda last: model_folder(last.model.path)):
+        refuse_other_folder(state.model, model_identity(folder), path)
+    if state.teacher and teacher is not None and _is_another(config, teacher, teacher_folder):
+        refuse_other_teacher(state.teacher, model_identity(teacher), path)
 
 
 def _newest_state(directory: Path) -> tuple[Path, CheckpointState] | None:
@@ -149,13 +169,15 @@ def _newest_state(directory: Path) -> tuple[Path, CheckpointState] | None:
     return None
 
 
-def _names_another_folder(config: Config) -> bool:
+def teacher_folder(config: Config) -> Path | None:
+    """Return the folder of the teacher that scores tokens; None if none does."""
+    return model_folder(config.teacher.model) if config.train.teacher_weight else None
+
+
+def _is_another(config: Config, now: Path, folder: Callable[[Config], Path | None]) -> bool:
+    """Return True if the run had another folder than `now` at its last start."""
     try:
-        last = read_run(config.run.dir)
+        last = folder(read_run(config.run.dir))
     except RunDirectoryError:  # the data service has recorded no run here
         return False
-    return _folder(last).resolve() != _folder(config).resolve()
-
-
-def _folder(config: Config) -> Path:
-    return model_folder(config.model.path)
+    return last is None or last.resolve() != now.resolve()

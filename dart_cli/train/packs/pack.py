@@ -292,8 +292,12 @@ class PackFeed:
         part: PackedBatch,
         token_weights: Sequence[float],
         policy: LoadedPolicy,
+        *,
+        keeps_pixels: bool = False,
     ) -> None:
+        """With `keeps_pixels` packs have the pixels of their screens beside features of a frozen tower."""
         self._policy = policy
+        self._keeps_pixels = keeps_pixels
         self._images = part.batch.images
         self._maker = PackMaker(part, token_weights, policy)
         self._names = [self._maker.image_names(number) for number in range(len(self._maker))]
@@ -373,7 +377,11 @@ class PackFeed:
             if part and (image is None or patches + len(image.pixels) > MOST_PATCHES):
                 features = image_features(self._policy.model, part)
                 for index, screen in enumerate(part):
-                    self._features[screen.key] = _Features(screen, features, index)
+                    pixels = screen.pixels
+                    if not self._keeps_pixels:
+                        pixels = pixels.new_empty((0, *pixels.shape[1:]))
+                    own = replace(screen, pixels=pixels)
+                    self._features[screen.key] = _Features(own, features, index)
                 part, patches = [], 0
             if image is not None:
                 part.append(image)
@@ -385,6 +393,6 @@ class _Features:
 
     def __init__(self, image: PreparedImage, features: ImageFeatures, index: int) -> None:
         # Copied, since a view would keep the features of all screens that went through together.
-        self.image = replace(image, pixels=image.pixels.new_empty((0, *image.pixels.shape[1:])))
+        self.image = image
         self.embeds = features.embeds[index].to("cpu", copy=True)
         self.deepstack = tuple(level[index].to("cpu", copy=True) for level in features.deepstack)
