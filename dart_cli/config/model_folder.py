@@ -206,7 +206,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
     Raises ModelError for a folder of another format: adapters alone or beside a model, and GGUF.
     """
-    # transformers would add adapters that lie beside a model to its layers, without a word.
+    # transformers would add adapters that lie beside a model to its layers, and not say so.
     if (folder / ADAPTERS).is_file():
         base = read_json(folder, ADAPTERS).get("base_model_name_or_path") or "of unknown name"
         raise ModelError(

@@ -4,6 +4,8 @@
     LayerStates     what one layer keeps of some sequences: the last inputs of its convolution, and a state
     StateCache      one layer's states before and after a pass
     delta_net       computes a layer over the nodes of a StatePlan (state_plan.py)
+    rule_in_chunks, rule_of_one_token
+                    apply the gated delta rule; vLLM's CPU build uses them, too (engines/vllm/recurrence.py)
 
 Three of four layers of Qwen3.5 are of this kind. With `use_states` they compute packs and batches by one
 function, so that no state passes from one sequence to another, and a tree gives the hidden states of its
@@ -155,7 +157,9 @@ def _one_token(
     before = cache.begin()
     assert before is not None
     rows = torch.cat([before.inputs, mixed[:, None]], 1)  # [B, columns + 1, channels]
-    core, last = _recurrent(*_heads(layer, rows), decay[:, None], beta[:, None], before.states)
+    core, last = rule_of_one_token(
+        *_heads(layer, rows), decay[:, None], beta[:, None], before.states
+    )
     cache.end(LayerStates(rows[:, 1:], last))
     return core[:, 0]
 
@@ -252,7 +256,7 @@ def _chunked(
     [B]. Return the outputs [B, N, heads, value], arbitrary on padding, and the states after the sequences.
     """
     if not accelerator.takes_packs(query.device, query.dtype):
-        return _in_chunks(query, key, value, decay, beta, begin)
+        return rule_in_chunks(query, key, value, decay, beta, begin)
     # The kernel takes sequences behind one another.
     real = torch.arange(query.shape[1], device=lengths.device) < lengths[:, None]
     inputs = [part[real][None] for part in (query, key, value)]
@@ -272,7 +276,7 @@ def _chunked(
     return core, last
 
 
-def _in_chunks(
+def rule_in_chunks(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -328,7 +332,7 @@ def _in_chunks(
     return core.to(value.dtype), state
 
 
-def _recurrent(
+def rule_of_one_token(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

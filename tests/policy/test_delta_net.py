@@ -194,7 +194,7 @@ def test_the_rule_is_transformers_own(length: int, dtype: torch.dtype, starts: b
     results = [mine]
     if length == 1 and starts:
         names += ["torch_recurrent_gated_delta_rule"]
-        results += [delta_net._recurrent(*inputs, begin)]
+        results += [delta_net.rule_of_one_token(*inputs, begin)]
     for name, result in zip(names, results, strict=True):
         theirs = inspect.unwrap(getattr(modeling_qwen3_5, name))(
             query,

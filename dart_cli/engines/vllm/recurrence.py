@@ -4,28 +4,21 @@
     install_recurrence  puts it in the place of vLLM's operation
 
 vLLM's own operation for CPUs takes bfloat16 alone, and heads of multiples of 32 numbers. What is replaced is
-the convolution and the gated delta rule, which transformers computes here, in float32. vLLM's layers project
+the convolution and the gated delta rule, which is the trainer's here, in float32. vLLM's layers project
 the tokens before and after it, keep the states, and decide which request has which.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers.models.qwen3_5 import modeling_qwen3_5
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 from vllm.utils.torch_utils import LayerNameType, _resolve_layer_name
 
-Rule = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-
-# Unwrapped, because transformers would call an installed kernel that does not run on a CPU.
-_CHUNKED: Rule = inspect.unwrap(modeling_qwen3_5.torch_chunk_gated_delta_rule)
-_RECURRENT: Rule = inspect.unwrap(modeling_qwen3_5.torch_recurrent_gated_delta_rule)
+from dart_cli.policy.delta_net import rule_in_chunks, rule_of_one_token
 
 
 def install_recurrence() -> None:
@@ -94,16 +87,8 @@ def _advance(
     query, key = (
         part.repeat_interleave(layer.num_v_heads // layer.num_k_heads, 2) for part in (query, key)
     )
-    rule = _RECURRENT if mixed.shape[1] == 1 else _CHUNKED
-    core, after = rule(
-        query,
-        key,
-        value.reshape(*value.shape[:2], -1, layer.head_v_dim),
-        g=decay,
-        beta=beta,
-        initial_state=begin,
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-    )
+    rule = rule_of_one_token if mixed.shape[1] == 1 else rule_in_chunks
+    value = value.reshape(*value.shape[:2], -1, layer.head_v_dim)
+    core, after = rule(query, key, value, decay, beta, begin)
     states[slots] = after.transpose(-1, -2).to(states.dtype)
     return core

@@ -5,7 +5,7 @@
 Its calls and numbers, 0-1000 of each side, are those of github.com/microsoft/fara, src/fara/agents/fara. `pixels`
 of a scroll are thousandths of the screen; NOTCH pixels of the screen are one notch of the wheel.
 A fact that is memorised stays in the history as the model wrote it, and nothing is done. A question to the user ends
-the episode, since nobody answers it.
+the episode, because no person answers it.
 """
 
 from __future__ import annotations
