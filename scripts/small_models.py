@@ -5,9 +5,9 @@
 
 What differs between real checkpoints differs here too: flat and nested configurations, patches of 14 and
 16 pixels, windowed vision attention, deepstack features, interleaved positions, layers that are recurrences,
-bounds on a screen's pixels under two names, templates in three files, tensors that no class loads. Embeddings
-have more rows than the vocabulary has tokens, as in the real ones, and the generation config sets penalties
-that no engine may apply. Tests and benchmarks use such folders, and `dart doctor --parity` can be tried on
+mixtures of experts, bounds on a screen's pixels under two names, templates in three files, tensors that no
+class loads. Embeddings have more rows than the vocabulary has tokens, as in the real ones, and the generation
+config sets penalties that no engine may apply. Tests and benchmarks use such folders, and `dart doctor --parity` can be tried on
 one where no real checkpoint is available:
 
     python scripts/small_models.py qwen3_vl runs/models/qwen3
@@ -39,6 +39,7 @@ from transformers.utils import logging as transformers_logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from dart_cli.policy.model_files import published_state
 from dart_cli.smoke_test.published_model_files import (
     CHAT_TEMPLATE,
     SPECIALS,
@@ -50,6 +51,7 @@ HIDDEN, LAYERS, HEADS, HEAD, MLP = 64, 2, 2, 32, 96  # of the language model
 VISION, VISION_HEADS = 32, 2
 HYBRID_HEAD = 64  # of full attention in qwen3_5; a quarter of it is rotated
 DELTA_KEY_HEADS, DELTA_HEAD = 2, 16  # of a DeltaNet layer, which has twice as many value heads
+EXPERTS, CHOSEN, EXPERT, SHARED = 8, 2, 24, 40  # of a mixture: experts, those of a token, neurons
 
 EMBEDDING_ROWS = 320
 """Rows of the embedding; those beyond the vocabulary belong to no token, as in real checkpoints."""
@@ -90,6 +92,95 @@ _PATCHES = {
 }
 
 
+_DEEP_TEXT: dict[str, Any] = {
+    **_TEXT,
+    "attention_bias": False,
+    "head_dim": HEAD,
+    "model_type": "qwen3_vl_text",
+    "rope_scaling": {
+        "mrope_interleaved": True,
+        "mrope_section": [6, 5, 5],
+        "rope_type": "default",
+    },
+    "rope_theta": 5e6,
+}
+_DEEP_VISION: dict[str, Any] = {
+    "deepstack_visual_indexes": [0, 1],
+    "depth": 3,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_size": VISION,
+    "in_channels": 3,
+    "initializer_range": 0.02,
+    "intermediate_size": 64,
+    "model_type": "qwen3_vl",
+    "num_heads": VISION_HEADS,
+    "num_position_embeddings": 16 * 16,
+    "out_hidden_size": HIDDEN,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+_HYBRID_TEXT: dict[str, Any] = {
+    **_TEXT,
+    "attention_bias": False,
+    "attn_output_gate": True,
+    "full_attention_interval": 4,
+    "head_dim": HYBRID_HEAD,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": DELTA_HEAD,
+    "linear_num_key_heads": DELTA_KEY_HEADS,
+    "linear_num_value_heads": 2 * DELTA_KEY_HEADS,
+    "linear_value_head_dim": DELTA_HEAD,
+    "mamba_ssm_dtype": "float32",
+    "model_type": "qwen3_5_text",
+    "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": False,
+    "num_hidden_layers": 4,
+    "partial_rotary_factor": 0.25,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [3, 3, 2],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 1e7,
+        "rope_type": "default",
+    },
+    "tie_word_embeddings": False,
+}
+_HYBRID_VISION: dict[str, Any] = {
+    "deepstack_visual_indexes": [],
+    "depth": 2,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_size": VISION,
+    "in_channels": 3,
+    "initializer_range": 0.02,
+    "intermediate_size": 64,
+    "model_type": "qwen3_5",
+    "num_heads": VISION_HEADS,
+    "num_position_embeddings": 16 * 16,
+    "out_hidden_size": HIDDEN,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+_NEWER_PREPROCESSOR: dict[str, Any] = {
+    **_HALF,
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "processor_class": "Qwen3VLProcessor",
+    "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+}
+_MIXTURE: dict[str, Any] = {
+    "moe_intermediate_size": EXPERT,
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": CHOSEN,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+}
+
+
 @dataclass(frozen=True)
 class Family:
     """One class of checkpoints."""
@@ -104,6 +195,14 @@ class Family:
     reply: str = ""  # what the template begins a reply with, behind the role
     tokens: tuple[str, ...] = ()  # added to Qwen's special tokens, and not special
 
+
+_THINKS: dict[str, Any] = {
+    "tied": False,
+    "template": THINKING_TEMPLATE,
+    "template_file": "chat_template.jinja",
+    "reply": "<think>\n",
+    "tokens": TAGS,
+}
 
 FAMILIES: Mapping[str, Family] = {
     "qwen2_vl": Family(
@@ -173,109 +272,47 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen3_vl": Family(
         "Qwen3VLForConditionalGeneration",
+        {"text_config": _DEEP_TEXT, "vision_config": _DEEP_VISION},
+        _NEWER_PREPROCESSOR,
+        tied=True,
+        template_file="chat_template.json",
+    ),
+    "qwen3_vl_moe": Family(
+        "Qwen3VLMoeForConditionalGeneration",
         {
             "text_config": {
-                **_TEXT,
-                "attention_bias": False,
-                "head_dim": HEAD,
-                "model_type": "qwen3_vl_text",
-                "rope_scaling": {
-                    "mrope_interleaved": True,
-                    "mrope_section": [6, 5, 5],
-                    "rope_type": "default",
-                },
-                "rope_theta": 5e6,
+                **_DEEP_TEXT,
+                **_MIXTURE,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": [],
+                "model_type": "qwen3_vl_moe_text",
+                "norm_topk_prob": True,
             },
-            "vision_config": {
-                "deepstack_visual_indexes": [0, 1],
-                "depth": 3,
-                "hidden_act": "gelu_pytorch_tanh",
-                "hidden_size": VISION,
-                "in_channels": 3,
-                "initializer_range": 0.02,
-                "intermediate_size": 64,
-                "model_type": "qwen3_vl",
-                "num_heads": VISION_HEADS,
-                "num_position_embeddings": 16 * 16,
-                "out_hidden_size": HIDDEN,
-                "patch_size": 16,
-                "spatial_merge_size": 2,
-                "temporal_patch_size": 2,
-            },
+            "vision_config": {**_DEEP_VISION, "model_type": "qwen3_vl_moe"},
         },
-        {
-            **_HALF,
-            "image_processor_type": "Qwen2VLImageProcessorFast",
-            "processor_class": "Qwen3VLProcessor",
-            "size": {"longest_edge": 16777216, "shortest_edge": 65536},
-            "patch_size": 16,
-            "temporal_patch_size": 2,
-            "merge_size": 2,
-        },
-        tied=True,
+        _NEWER_PREPROCESSOR,
+        tied=False,
         template_file="chat_template.json",
     ),
     "qwen3_5": Family(
         "Qwen3_5ForConditionalGeneration",
+        {"text_config": _HYBRID_TEXT, "vision_config": _HYBRID_VISION},
+        _NEWER_PREPROCESSOR,
+        **_THINKS,
+    ),
+    "qwen3_5_moe": Family(
+        "Qwen3_5MoeForConditionalGeneration",
         {
             "text_config": {
-                **_TEXT,
-                "attention_bias": False,
-                "attn_output_gate": True,
-                "full_attention_interval": 4,
-                "head_dim": HYBRID_HEAD,
-                "layer_types": [*["linear_attention"] * 3, "full_attention"],
-                "linear_conv_kernel_dim": 4,
-                "linear_key_head_dim": DELTA_HEAD,
-                "linear_num_key_heads": DELTA_KEY_HEADS,
-                "linear_num_value_heads": 2 * DELTA_KEY_HEADS,
-                "linear_value_head_dim": DELTA_HEAD,
-                "mamba_ssm_dtype": "float32",
-                "model_type": "qwen3_5_text",
-                "mtp_num_hidden_layers": 1,
-                "mtp_use_dedicated_embeddings": False,
-                "num_hidden_layers": 4,
-                "partial_rotary_factor": 0.25,
-                "rope_parameters": {
-                    "mrope_interleaved": True,
-                    "mrope_section": [3, 3, 2],
-                    "partial_rotary_factor": 0.25,
-                    "rope_theta": 1e7,
-                    "rope_type": "default",
-                },
-                "tie_word_embeddings": False,
+                **{key: value for key, value in _HYBRID_TEXT.items() if key != "intermediate_size"},
+                **_MIXTURE,
+                "model_type": "qwen3_5_moe_text",
+                "shared_expert_intermediate_size": SHARED,
             },
-            "vision_config": {
-                "deepstack_visual_indexes": [],
-                "depth": 2,
-                "hidden_act": "gelu_pytorch_tanh",
-                "hidden_size": VISION,
-                "in_channels": 3,
-                "initializer_range": 0.02,
-                "intermediate_size": 64,
-                "model_type": "qwen3_5",
-                "num_heads": VISION_HEADS,
-                "num_position_embeddings": 16 * 16,
-                "out_hidden_size": HIDDEN,
-                "patch_size": 16,
-                "spatial_merge_size": 2,
-                "temporal_patch_size": 2,
-            },
+            "vision_config": {**_HYBRID_VISION, "model_type": "qwen3_5_moe"},
         },
-        {
-            **_HALF,
-            "image_processor_type": "Qwen2VLImageProcessorFast",
-            "processor_class": "Qwen3VLProcessor",
-            "size": {"longest_edge": 16777216, "shortest_edge": 65536},
-            "patch_size": 16,
-            "temporal_patch_size": 2,
-            "merge_size": 2,
-        },
-        tied=False,
-        template=THINKING_TEMPLATE,
-        template_file="chat_template.jinja",
-        reply="<think>\n",
-        tokens=TAGS,
+        _NEWER_PREPROCESSOR,
+        **_THINKS,
     ),
 }
 
@@ -328,8 +365,14 @@ def build(
     transformers_logging.disable_progress_bar()
     model.to(dtype)
     unused = _prediction_head(model) if "mtp_num_hidden_layers" in _text(config) else {}
-    state = {**model.state_dict(), **unused} if unused else None
-    model.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
+    published = published_state(model)
+    state = {**(published or model.state_dict()), **unused} if unused else published
+    model.save_pretrained(
+        folder,
+        state_dict=state or None,
+        max_shard_size=max_shard_size,
+        save_original_format=not published,
+    )
     _write(folder / "config.json", config)  # in place of the one that transformers writes
     tokenizer.save_pretrained(folder)
     _write_template(folder, family)
@@ -411,8 +454,7 @@ def _prediction_head(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     last = model.model.language_model.layers[-1]
     tensors = {f"mtp.layers.0.{name}": value.clone() for name, value in last.state_dict().items()}
     norm = last.input_layernorm.weight
-    rows = [each.weight[: len(norm)] for each in (last.mlp.up_proj, last.mlp.gate_proj)]
-    joined = torch.cat(rows, 1)
+    joined = torch.cat([model.get_input_embeddings().weight[: len(norm)]] * 2, 1)
     tensors["mtp.fc.weight"] = joined.clone()
     for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         tensors[f"mtp.{name}.weight"] = norm.clone()

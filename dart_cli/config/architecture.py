@@ -2,6 +2,7 @@
 
 Shape            numbers of parameters, and the widths from which memory and work follow
 DeltaNet         the layers of a Shape that have a recurrent state in place of keys and values
+Experts          the MLPs of a mixture of experts
 shape_of         the shape in a config.json of one of MODEL_TYPES
 canonical        one name for a tensor that files name in several ways
 TOKENS           the tokens of a pointer head, with ids in ID_KEYS; PREFIX begins the names of its tensors
@@ -24,6 +25,12 @@ from bus.errors import ModelError
 MOST = 10_000  # layers of a model, blocks of its vision tower
 _LARGEST = 10**9  # any other size
 
+MOST_EXPERTS = 2**16
+"""Experts of a layer; their indices have two bytes."""
+_BYTE = 2**8
+_ALL_LAYERS: Mapping[str, Any] = {"mlp_only_layers": [], "decoder_sparse_step": 1}
+"""Keys of a mixture, with the values that give experts to all layers."""
+
 _OLDER_TEXT = {
     "vocab_size": 152064,
     "hidden_size": 8192,
@@ -42,6 +49,30 @@ _NEWER_VISION = {
     "out_hidden_size": 3584,
     "num_position_embeddings": 2304,
 }
+_NORMED_TEXT = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "attention_bias": False,
+}
+_HYBRID_TEXT = {
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "attention_bias": False,
+    "layer_types": None,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+}
 _DEFAULTS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "qwen2_vl": (
         _OLDER_TEXT,
@@ -59,35 +90,34 @@ _DEFAULTS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
         },
     ),
     "qwen3_vl": (
+        {**_NORMED_TEXT, "intermediate_size": 22016, "head_dim": 128},
+        {**_NEWER_VISION, "deepstack_visual_indexes": (8, 16, 24)},
+    ),
+    "qwen3_vl_moe": (
         {
-            "vocab_size": 151936,
-            "hidden_size": 4096,
-            "intermediate_size": 22016,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "head_dim": 128,
-            "attention_bias": False,
+            **_NORMED_TEXT,
+            "hidden_size": 2048,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "head_dim": None,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
         },
         {**_NEWER_VISION, "deepstack_visual_indexes": (8, 16, 24)},
     ),
-    "qwen3_5": (
+    "qwen3_5": ({**_HYBRID_TEXT, "intermediate_size": 12288}, _NEWER_VISION),
+    "qwen3_5_moe": (
         {
-            "vocab_size": 248320,
-            "hidden_size": 4096,
-            "intermediate_size": 12288,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "attention_bias": False,
-            "layer_types": None,
-            "full_attention_interval": 4,
-            "linear_conv_kernel_dim": 4,
-            "linear_key_head_dim": 128,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32,
-            "linear_value_head_dim": 128,
+            **_HYBRID_TEXT,
+            "hidden_size": 2048,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 2,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
         },
         _NEWER_VISION,
     ),
@@ -97,11 +127,17 @@ _DEFAULTS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 MODEL_TYPES = tuple(_DEFAULTS)
 """`model_type` in the config.json of the folders that the policy can load."""
 
-NEWER = ("qwen3_vl", "qwen3_5")
+MIXTURES = ("qwen3_vl_moe", "qwen3_5_moe")
+"""Classes whose MLPs are mixtures of experts."""
+
+HYBRID = ("qwen3_5", "qwen3_5_moe")
+"""Classes with layers that are recurrences, and with gates behind attention."""
+
+NEWER = ("qwen3_vl", "qwen3_vl_moe", *HYBRID)
 """Classes with normalised heads whose size is a key, and with a language model that has no biases."""
 
 LINEAR, FULL = "linear_attention", "full_attention"
-"""The kinds of layers in the `layer_types` of a qwen3_5 model: DeltaNet, and attention to all tokens."""
+"""The kinds of layers in the `layer_types` of a model of HYBRID: DeltaNet, and attention to all tokens."""
 
 _TEXT_NAME = re.compile(r"(?:(?:model|language_model)\.)*((?:embed_tokens|layers|norm)\..+)")
 _VISION_NAME = re.compile(r"(?:.*\.)?visual\.(.+)")
@@ -144,12 +180,16 @@ class Sizes:
         value = self._values.get(key)
         return len(value) if isinstance(value, list | tuple) else otherwise
 
+    def has(self, key: str) -> bool:
+        """Return True if a key has a value."""
+        return self._values.get(key) is not None
+
     def flag(self, key: str) -> bool:
         """Return True if a key is set and true."""
         return bool(self._values.get(key))
 
     def layer_kinds(self) -> list[str]:
-        """Return the kind of each layer of a qwen3_5 model, LINEAR or FULL, as transformers reads them.
+        """Return the kind of each layer of a model of HYBRID, LINEAR or FULL, as transformers reads them.
 
         `layer_types` lists them; without it each `full_attention_interval`-th layer is FULL. Raises ModelError
         if the list has other names, or another length than the model.
@@ -171,6 +211,8 @@ def text_sizes(config: Mapping[str, Any]) -> Sizes:
     """Return the sizes of the language model, from `text_config` or from the top level of a config.json."""
     nested = config.get("text_config")
     part = dict(nested if isinstance(nested, dict) else config)
+    if "num_local_experts" in part:  # transformers' other name for this key
+        part.setdefault("num_experts", part["num_local_experts"])
     if part.get("num_key_value_heads", 1) is None:
         part["num_key_value_heads"] = part.get("num_attention_heads")
     return Sizes(part, _DEFAULTS[config["model_type"]][0])
@@ -229,6 +271,43 @@ class DeltaNet:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """The MLPs of a mixture of experts; all layers of a model have equal ones. All counts are of numbers."""
+
+    count: int  # experts of a layer
+    chosen: int  # experts that the router of a layer chooses for each token
+    neurons: int  # of one expert
+    shared: int  # neurons of the expert that every token passes; 0 without one
+    width: int  # hidden_size
+
+    @property
+    def active_neurons(self) -> int:
+        """Neurons of a layer that one token passes."""
+        return self.chosen * self.neurons + self.shared
+
+    @property
+    def stacked(self) -> int:
+        """Parameters of the experts of one layer, without the shared one: two tensors."""
+        return 3 * self.width * self.count * self.neurons
+
+    @property
+    def idle(self) -> int:
+        """Parameters of one layer that one token does not pass."""
+        return self.stacked - 3 * self.width * self.chosen * self.neurons
+
+    @property
+    def layer(self) -> int:
+        """Parameters of one layer: the experts, the router, and the shared expert with its gate."""
+        shared = 3 * self.width * self.shared + self.width if self.shared else 0
+        return self.stacked + self.width * self.count + shared
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of one expert's index: one or two."""
+        return 1 if self.count <= _BYTE else 2
+
+
+@dataclass(frozen=True)
 class Shape:
     """The shape of a vision-language model. All counts are of numbers, not of bytes."""
 
@@ -238,7 +317,7 @@ class Shape:
     queries: int  # all heads of a token together
     keys: int  # all key heads of a token together; the values are as many
     head: int  # numbers of one head
-    mlp: int  # intermediate_size
+    mlp: int  # neurons of a layer that one token passes; intermediate_size without experts
     vocabulary: int
     tied: bool  # the head is the embedding
     normed_heads: bool  # queries and keys are normalised (Qwen3)
@@ -258,6 +337,7 @@ class Shape:
         int  # vision blocks whose features are also added to later layers of the language model
     )
     delta: DeltaNet | None = None  # the layers without attention; None if all have it
+    experts: Experts | None = None  # None for a class without them
 
     @property
     def parameters(self) -> int:
@@ -285,7 +365,9 @@ class Shape:
 
         A recurrence reads its state for the key and for the query, and adds to it.
         """
-        return 2.0 * self.layer_parameters + (6.0 * self.delta.state if self.delta else 0.0)
+        idle = self.layers * self.experts.idle if self.experts else 0
+        operations = 2.0 * (self.layer_parameters - idle)
+        return operations + (6.0 * self.delta.state if self.delta else 0.0)
 
     @property
     def pair_operations(self) -> float:
@@ -295,6 +377,12 @@ class Shape:
     def parameters_of(self, place: int) -> int:
         """Return the number of parameters of the layer `place` of the language model, counted from 0."""
         return self.delta.layer if self.delta and place in self.delta.places else self.layer
+
+    @property
+    def routing_bytes(self) -> int:
+        """Bytes that say which experts all layers chose for one token; 0 without experts."""
+        experts = self.experts
+        return self.layers * experts.chosen * experts.index_bytes if experts else 0
 
     @property
     def cached(self) -> int:
@@ -308,11 +396,15 @@ class Shape:
     def adapters(self, rank: int) -> int:
         """Return the number of parameters of adapters: rank x (inputs + outputs) of each linear layer.
 
-        The layers with adapters are TARGETS of dart_cli/config/adapters.py.
+        The layers with adapters are TARGETS of dart_cli/config/adapters.py. Experts have none, but for the one
+        that every token passes.
         """
         gate = self.queries if self.gated else 0
         attention = 2 * (self.width + self.queries) + gate + 2 * (self.width + self.keys)
-        total = self.attending * attention + self.layers * 3 * (self.width + self.mlp)
+        mlp = self.experts.shared if self.experts else self.mlp
+        total = self.attending * attention
+        if mlp:
+            total += self.layers * 3 * (self.width + mlp)
         if self.delta:
             outward = self.width + self.delta.mixed + 2 * (self.width + self.delta.values)
             total += self.delta.layers * outward
@@ -322,17 +414,21 @@ class Shape:
 def shape_of(config: Mapping[str, Any]) -> Shape:
     """Return the shape in a config.json of one of MODEL_TYPES. Raises ModelError for unfit sizes."""
     kind, text, vision = config["model_type"], text_sizes(config), vision_sizes(config)
-    newer, gated = kind in NEWER, kind == "qwen3_5"
-    width, heads, mlp = text["hidden_size"], text["num_attention_heads"], text["intermediate_size"]
-    head = text["head_dim"] if newer else width // heads
+    newer, gated = kind in NEWER, kind in HYBRID
+    width, heads = text["hidden_size"], text["num_attention_heads"]
+    is_headless = kind == "qwen3_vl_moe" and not text.has("head_dim")
+    experts = _experts(config, text) if kind in MIXTURES else None
+    mlp = experts.active_neurons if experts else text["intermediate_size"]
+    of_mlp = experts.layer if experts else 3 * width * mlp
+    head = text["head_dim"] if newer and not is_headless else width // heads
     queries, keys = heads * head, text["num_key_value_heads"] * head
     query_outputs = queries * (2 if gated else 1)  # what q_proj gives
     biases = queries + 2 * keys if not newer else 0
     if newer and text.flag("attention_bias"):
         biases = query_outputs + 2 * keys + width
     norms = 2 * width + (2 * head if newer else 0)
-    layer = width * (query_outputs + queries + 2 * keys) + biases + 3 * width * mlp + norms
-    delta = _delta_net(text) if gated else None
+    layer = width * (query_outputs + queries + 2 * keys) + biases + of_mlp + norms
+    delta = _delta_net(text, of_mlp) if gated else None
     embeddings = text["vocab_size"] * width * (1 if is_tied(config) else 2)
     layers = text["num_hidden_layers"]
     recurrent, recurrences = (delta.layers, delta.layers * delta.layer) if delta else (0, 0)
@@ -352,12 +448,48 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         text=embeddings + (layers - recurrent) * layer + recurrences + width,
         pointer=0 if pointer_ids(config) is None else head_parameters(width),
         delta=delta,
+        experts=experts,
         **_vision(kind, vision, out=width),
     )
 
 
-def _delta_net(text: Sizes) -> DeltaNet | None:
-    """Return the layers that are recurrences; None if `layer_types` has none. Raises ModelError for unfit sizes."""
+def _experts(config: Mapping[str, Any], text: Sizes) -> Experts:
+    """Return the mixture of a config.json. Raises ModelError for unfit sizes, and for layers without experts."""
+    nested = config.get("text_config")
+    part = nested if isinstance(nested, dict) else config
+    for key, usual in _ALL_LAYERS.items():
+        if part.get(key, usual) not in (usual, None):
+            raise ModelError(
+                f"{key} is {str(part[key])[:40]}, so that some layers have no experts, which dart does not load; "
+                "take a checkpoint whose layers all have experts"
+            )
+    count, chosen = text["num_experts"], text["num_experts_per_tok"]
+    if chosen > count or count > MOST_EXPERTS:
+        raise ModelError(
+            f"num_experts_per_tok = {chosen} of num_experts = {count}: there must be at most {MOST_EXPERTS} "
+            "experts, and a token cannot have more than there are"
+        )
+    neurons, width = text["moe_intermediate_size"], text["hidden_size"]
+    if config["model_type"] == "qwen3_vl_moe" and width in (neurons, 2 * neurons):
+        raise ModelError(
+            f"moe_intermediate_size = {neurons} beside hidden_size = {width}: the stacked tensors of the experts would "
+            "be square, so that their axes cannot be told apart; dart does not load such a model"
+        )
+    shared = "shared_expert_intermediate_size"
+    return Experts(
+        count=count,
+        chosen=chosen,
+        neurons=neurons,
+        shared=text[shared] if text.has(shared) else 0,
+        width=width,
+    )
+
+
+def _delta_net(text: Sizes, of_mlp: int) -> DeltaNet | None:
+    """Return the layers that are recurrences; None if `layer_types` has none. Raises ModelError for unfit sizes.
+
+    `of_mlp` are the parameters of a layer's MLP.
+    """
     places = tuple(place for place, kind in enumerate(text.layer_kinds()) if kind == LINEAR)
     if not places:
         return None
@@ -374,7 +506,7 @@ def _delta_net(text: Sizes) -> DeltaNet | None:
     own = projections + kernel * mixed + 2 * heads + value_head  # convolution; A_log, dt_bias; norm
     return DeltaNet(
         places=places,
-        layer=own + 3 * width * text["intermediate_size"] + 2 * width,
+        layer=own + of_mlp + 2 * width,
         heads=heads,
         keys=keys,
         values=values,

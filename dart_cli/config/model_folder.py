@@ -54,7 +54,9 @@ EXAMPLES = {
     "qwen2_vl": "Qwen2-VL, UI-TARS",
     "qwen2_5_vl": "Qwen2.5-VL, UI-TARS-1.5",
     "qwen3_vl": "Qwen3-VL, GUI-Owl-1.5",
+    "qwen3_vl_moe": "Qwen3-VL-30B-A3B",
     "qwen3_5": "Qwen3.5, Holo3.1",
+    "qwen3_5_moe": "Qwen3.5-35B-A3B, Holo3",
 }
 """Models of each class."""
 _CLASSES = [f"{kind} ({EXAMPLES[kind]})" for kind in MODEL_TYPES]
@@ -62,7 +64,6 @@ CLASSES_CURE = (
     f"take a checkpoint of class {', '.join(_CLASSES[:-1])} or {_CLASSES[-1]}: "
     "docs/policy.md#classes-that-we-do-not-take"
 )
-MIXTURE = "mixtures of experts are not supported yet"
 _IMAGE_WORDS = ("vision", "visual", "image", "img", "pixel")
 """The config.json of a model that sees has one of these words in a key."""
 _QUANTISED = ("quantization_config", "compression_config", "quantization")
@@ -187,8 +188,6 @@ def class_problem(folder: Path, config: Mapping[str, Any]) -> str:
         if isinstance(config.get("vision_config"), dict):
             return ""
         reason = " without a vision_config: it has no vision tower"
-    elif kind.removesuffix("_moe") in MODEL_TYPES:
-        reason = f": {MIXTURE}"
     elif "auto_map" in config:
         reason = ": it is Python code in its folder (auto_map), which is never run"
     elif kind.removesuffix("_text") in MODEL_TYPES or not any(

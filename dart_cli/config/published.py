@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bus.errors import ModelError
-from dart_cli.config.architecture import FULL, LINEAR
+from dart_cli.config.architecture import FULL, LINEAR, MIXTURES
 from dart_cli.config.families import FAMILIES, Family
-from dart_cli.config.model_folder import CLASSES_CURE, MIXTURE
+from dart_cli.config.model_folder import CLASSES_CURE
 from dart_cli.config.schema import Config
 
 _ACTIVE = re.compile(r"(?<![a-z\d])a\d+(?:\.\d+)?b(?![a-z\d])", re.IGNORECASE)
@@ -84,18 +84,53 @@ _NEWER_PREPROCESSOR: dict[str, Any] = {
 }
 
 
+def _deep(checkpoint: str, kind: str, architecture: str, **text: Any) -> Published:
+    """Return a checkpoint of the class `kind`, qwen3_vl or its mixture, with the sizes of its language model."""
+    tree = {
+        "architectures": [architecture],
+        "tie_word_embeddings": False,
+        "text_config": {
+            "model_type": f"{kind}_text",
+            "attention_bias": False,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "num_attention_heads": 32,
+            "vocab_size": 151936,
+            "max_position_embeddings": 262144,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 5e6,
+            "rope_scaling": {
+                "mrope_interleaved": True,
+                "mrope_section": [24, 20, 20],
+                "rope_type": "default",
+            },
+            **text,
+        },
+        "vision_config": {
+            **_NEWER_VISION,
+            "model_type": kind,
+            "out_hidden_size": text["hidden_size"],
+            "deepstack_visual_indexes": [8, 16, 24],
+        },
+    }
+    return Published(kind, checkpoint, tree, _NEWER_PREPROCESSOR, "")
+
+
 def _hybrid(
     checkpoint: str, tower: Mapping[str, int], *, tied: bool = False, **text: int
 ) -> Published:
-    """Return a checkpoint of the class qwen3_5, with the sizes in which the checkpoints differ."""
+    """Return a checkpoint of the class qwen3_5 or its mixture, with the sizes in which the checkpoints differ."""
+    is_mixture = "num_experts" in text
+    kind = "qwen3_5_moe" if is_mixture else "qwen3_5"
+    name = "Qwen3_5Moe" if is_mixture else "Qwen3_5"
     interval, layers = 4, text["num_hidden_layers"]
     kinds = [FULL if place % interval == 0 else LINEAR for place in range(1, layers + 1)]
     rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
     tree = {
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "architectures": [f"{name}ForConditionalGeneration"],
         "tie_word_embeddings": tied,
         "text_config": {
-            "model_type": "qwen3_5_text",
+            "model_type": f"{kind}_text",
             "attention_bias": False,
             "attn_output_gate": True,
             "full_attention_interval": interval,
@@ -123,13 +158,13 @@ def _hybrid(
         },
         "vision_config": {
             **_NEWER_VISION,
-            "model_type": "qwen3_5",
+            "model_type": kind,
             "deepstack_visual_indexes": [],
             "out_hidden_size": text["hidden_size"],
             **tower,
         },
     }
-    return Published("qwen3_5", checkpoint, tree, _NEWER_PREPROCESSOR, "")
+    return Published(kind, checkpoint, tree, _NEWER_PREPROCESSOR, "")
 
 
 PUBLISHED: Mapping[str, Published] = {
@@ -175,41 +210,29 @@ PUBLISHED: Mapping[str, Published] = {
         {**_CLIP, "min_pixels": 3136, "max_pixels": 2116800},
         "You are a helpful assistant.",
     ),
-    "qwen3_vl": Published(
-        "qwen3_vl",
+    "qwen3_vl": _deep(
         "Qwen3-VL-8B-Instruct",
-        {
-            "architectures": ["Qwen3VLForConditionalGeneration"],
-            "tie_word_embeddings": False,
-            "text_config": {
-                "model_type": "qwen3_vl_text",
-                "attention_bias": False,
-                "head_dim": 128,
-                "hidden_act": "silu",
-                "hidden_size": 4096,
-                "intermediate_size": 12288,
-                "num_hidden_layers": 36,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 8,
-                "vocab_size": 151936,
-                "max_position_embeddings": 262144,
-                "rms_norm_eps": 1e-6,
-                "rope_theta": 5e6,
-                "rope_scaling": {
-                    "mrope_interleaved": True,
-                    "mrope_section": [24, 20, 20],
-                    "rope_type": "default",
-                },
-            },
-            "vision_config": {
-                **_NEWER_VISION,
-                "model_type": "qwen3_vl",
-                "out_hidden_size": 4096,
-                "deepstack_visual_indexes": [8, 16, 24],
-            },
-        },
-        _NEWER_PREPROCESSOR,
-        "",
+        "qwen3_vl",
+        "Qwen3VLForConditionalGeneration",
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_hidden_layers=36,
+        num_key_value_heads=8,
+    ),
+    "qwen3_vl_moe": _deep(
+        "Qwen3-VL-30B-A3B-Instruct",
+        "qwen3_vl_moe",
+        "Qwen3VLMoeForConditionalGeneration",
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_hidden_layers=48,
+        num_key_value_heads=4,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        norm_topk_prob=True,
     ),
     "qwen3_5": _hybrid(
         "Qwen3.5-9B",
@@ -220,6 +243,19 @@ PUBLISHED: Mapping[str, Published] = {
         num_attention_heads=16,
         num_key_value_heads=4,
         linear_num_value_heads=32,
+    ),
+    "qwen3_5_moe": _hybrid(
+        "Qwen3.5-35B-A3B",
+        {},
+        hidden_size=2048,
+        num_hidden_layers=40,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        linear_num_value_heads=32,
+        num_experts=256,
+        num_experts_per_tok=8,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
     ),
 }
 """A checkpoint of each class, by `model_type`."""
@@ -281,19 +317,23 @@ def published_of(config: Config) -> Published:
     not load it.
     """
     path = config.model.path
-    if _ACTIVE.search(Path(path).name):
-        raise ModelError(f"model.path = {path} is no folder, and {MIXTURE}; {CLASSES_CURE}")
+    is_mixture = _ACTIVE.search(Path(path).name) is not None
     name = config.policy.family
     families = {name: FAMILIES[name]} if name in FAMILIES else _families_by_name(Path(path).name)
     for family in families.values():
         for kind in family.model_types:
-            if kind in PUBLISHED:
+            if kind in PUBLISHED and (kind in MIXTURES) == is_mixture:
                 checkpoints = [each for each in OTHER_SIZES if each.model_type == kind]
                 fitting = [each for each in checkpoints if each.is_size_of(path)]
                 usual = PUBLISHED[kind]
                 return usual if usual.is_size_of(path) or not fitting else fitting[0]
     if families:
         name, family = next(iter(families.items()))
+        if is_mixture:
+            raise ModelError(
+                f"model.path = {path} is no folder, its name is that of a mixture of experts, and the family {name} has "
+                f"none that dart loads; {small_files_cure(path)}"
+            )
         raise ModelError(
             f"model.path = {path} is of the family {name}, whose class {' or '.join(family.model_types)} dart does not "
             f"load; {CLASSES_CURE}"

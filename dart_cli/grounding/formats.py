@@ -48,7 +48,9 @@ COORDINATES = {
     "qwen2_vl": "thousand",
     "qwen2_5_vl": "resized",
     "qwen3_vl": "thousand",
+    "qwen3_vl_moe": "thousand",
     "qwen3_5": "thousand",
+    "qwen3_5_moe": "thousand",
 }
 """The coordinates of each class of models, unless their action parser is compact; see policy.coordinates."""
 

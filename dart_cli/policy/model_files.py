@@ -5,18 +5,25 @@
     fill_buffers    replaces buffers on `meta` by real ones, computed as the model's class computes them
     new_folder      yields a folder that appears under its name only when it is complete
     write_model     writes the model's tensors, and its config.json with their dtype
+    published_state returns a model's tensors as published folders of its class have them
     drafting_layers returns the tensors of a folder that only speculative decoding uses
     write_adapters  writes adapters alone, in peft's format
     copy_rest       copies tokenizer, template and preprocessor from the folder of the base model
 
 Each of N ranks holds 1/N of a sharded tensor. The files are mapped into memory and a rank copies only the
 rows of its shard, so that neither the host nor the device ever holds the whole model for one rank.
+
+**Experts.** A model has the experts of a layer in two stacked tensors: gate and up [E, 2 N, H], and down
+[E, H, N], with E experts of N neurons. Published folders of qwen3_5_moe have them so, those of qwen3_vl_moe
+[E, H, 2 N] and [E, N, H], and folders that transformers saved may have a tensor for each expert. All are read.
+What is written is laid out as published folders are, which is also how vLLM reads them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -33,11 +40,19 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from bus.errors import DiskError, ModelError, cure_of, first_line
-from dart_cli.config.architecture import name_of
-from dart_cli.config.model_folder import weight_files
+from dart_cli.config.architecture import MIXTURES, Experts, name_of, shape_of
+from dart_cli.config.model_folder import read_json, weight_files
 from dart_cli.config.rules.machine import refuse_out
 from dart_cli.config.schema import LoraConfig
 from dart_cli.policy.lora import peft_config, peft_names
+
+_EXPERT = re.compile(
+    r"(model\.language_model\..+\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight"
+)
+"""The name in the model's form of a tensor that belongs to one expert."""
+_STACKED = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
+_TRANSPOSED = ("qwen3_vl_moe",)
+"""Classes whose published folders have the last two axes of stacked experts in the other order."""
 
 
 class PolicyFiles:
@@ -52,10 +67,20 @@ class PolicyFiles:
         self._open = contextlib.ExitStack()
         # name in the model -> the open file and the name in it
         self._files: dict[str, tuple[Any, str]] = {}
+        # name of a stacked tensor in the model -> (expert, gate, up or down) -> likewise
+        self._split: dict[str, dict[tuple[int, str], tuple[Any, str]]] = {}
+        self._experts = _experts_of(folder)
         with self._as_model_error():
             for path in weight_files(folder):
                 file = self._open.enter_context(safe_open(path, framework="pt"))
-                self._files |= {_name_in_model(key): (file, key) for key in file.keys()}  # noqa: SIM118
+                for key in file.keys():  # noqa: SIM118
+                    name = _name_in_model(key)
+                    if match := _EXPERT.fullmatch(name):
+                        stack = "down_proj" if match[3] == "down" else "gate_up_proj"
+                        parts = self._split.setdefault(f"{match[1]}.{stack}", {})
+                        parts[int(match[2]), match[3]] = file, key
+                    else:
+                        self._files[name] = file, key
 
     def __enter__(self) -> Self:
         return self
@@ -64,11 +89,11 @@ class PolicyFiles:
         self._open.close()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files
+        return name in self._files or name in self._split
 
     def names(self) -> list[str]:
         """Return the names of all tensors."""
-        return list(self._files)
+        return [*self._files, *self._split]
 
     def check(self, model: nn.Module, skip: Collection[str] = ()) -> None:
         """Raise ModelError unless the files have every parameter of `model` in its shape.
@@ -88,25 +113,61 @@ class PolicyFiles:
             )
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor, without reading it."""
+        """Return the shape of a tensor in the model, without reading it."""
+        if name in self._split:
+            (file, key), *others = self._split[name].values()
+            rows, columns = file.get_slice(key).get_shape()
+            stacked = 1 if name.endswith("down_proj") else 2
+            count = (1 + len(others)) // stacked
+            return count, rows * stacked, columns
         file, key = self._files[name]
-        return tuple(file.get_slice(key).get_shape())
+        shape = tuple(file.get_slice(key).get_shape())
+        return (shape[0], shape[2], shape[1]) if self._is_transposed(name, shape) else shape
 
     def rows(self, name: str, begin: int, end: int) -> torch.Tensor:
         """Return rows [begin, end) of a tensor's first axis, on the CPU, in the dtype of the file."""
-        with self._as_model_error():
-            file, key = self._files[name]
-            part: torch.Tensor = file.get_slice(key)[begin:end]
+        if name in self._split:
+            part = self._joined(name, begin, end)
+        else:
+            with self._as_model_error():
+                file, key = self._files[name]
+                part = file.get_slice(key)[begin:end]
+            if self._is_transposed(name, tuple(part.shape)):
+                part = part.transpose(1, 2)
         self.read_bytes += part.numel() * part.element_size()
         return part
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a whole tensor of any shape, on the CPU, in the dtype of the file."""
+        if len(shape := self.shape(name)) == _STACKED_AXES:
+            return self.rows(name, 0, shape[0])
         with self._as_model_error():
             file, key = self._files[name]
             tensor: torch.Tensor = file.get_tensor(key)
         self.read_bytes += tensor.numel() * tensor.element_size()
         return tensor
+
+    def _joined(self, name: str, begin: int, end: int) -> torch.Tensor:
+        """Return the experts [begin, end) of a stacked tensor whose files have each expert by itself."""
+        parts = self._split[name]
+        kinds = ("down",) if name.endswith("down_proj") else ("gate", "up")
+        experts = []
+        with self._as_model_error():
+            for expert in range(begin, end):
+                read = [parts[expert, kind] for kind in kinds]
+                experts.append(torch.cat([file.get_tensor(key) for file, key in read]))
+            if not experts:
+                file, key = parts[0, kinds[0]]
+                return file.get_tensor(key).new_empty((0, *self.shape(name)[1:]))
+        return torch.stack(experts)
+
+    def _is_transposed(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Return True if the files have the last two axes of a stacked tensor in the other order."""
+        if self._experts is None or not name.endswith(_STACKED):
+            return False
+        width, neurons = self._experts.width, self._experts.neurons
+        other = (neurons, width) if name.endswith("down_proj") else (width, 2 * neurons)
+        return shape[1:] == other
 
     @contextlib.contextmanager
     def _as_model_error(self) -> Iterator[None]:
@@ -117,6 +178,33 @@ class PolicyFiles:
             raise ModelError(
                 f"{self.folder}: its safetensors files cannot be read ({first_line(error)}); {fix}"
             ) from None
+
+
+_STACKED_AXES = 3
+
+
+def _experts_of(folder: Path) -> Experts | None:
+    """Return the experts of a folder whose stacked tensors may be transposed; None for any other folder."""
+    config = read_json(folder, "config.json") if (folder / "config.json").is_file() else {}
+    return shape_of(config).experts if config.get("model_type") in _TRANSPOSED else None
+
+
+def published_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the tensors of a mixture by name, as published folders of its class have them; {} for other classes.
+
+    They share the memory of the model's. transformers' own writer would save each expert by itself, or stacked
+    in an order that vLLM reads as another matrix.
+    """
+    kind = model.config.model_type
+    if kind not in MIXTURES:
+        return {}
+    state: dict[str, torch.Tensor] = model.state_dict()
+    if kind not in _TRANSPOSED:
+        return state
+    return {
+        name: tensor.transpose(1, 2) if name.endswith(_STACKED) else tensor
+        for name, tensor in state.items()
+    }
 
 
 def _name_in_model(key: str) -> str:
@@ -258,8 +346,14 @@ def write_model(
     transformers_logging.disable_progress_bar()
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
     drafting = drafting_layers(base, getattr(torch, dtype))
-    state = {**model.state_dict(), **drafting} if drafting else None
-    model.save_pretrained(draft, state_dict=state, max_shard_size=shard)
+    published = published_state(model)
+    state = {**(published or model.state_dict()), **drafting} if drafting else published
+    model.save_pretrained(
+        draft,
+        state_dict=state or None,
+        max_shard_size=shard,
+        save_original_format=not published,
+    )
     nested = config.get("text_config")
     text = nested if isinstance(nested, dict) else config
     if _DRAFTING_KEY in text and not drafting:

@@ -9,7 +9,7 @@ rope's sections in proportion, tied or untied embeddings, windowed and full-atte
 tower, deepstack, the pointer head, and every byte of tokenizer, chat template and preprocessor. Each head has
 `HEAD` numbers, which gives the width, or four times as many where positions rotate a quarter of it. There are
 as many layers as deepstack needs, at least two; of a model with recurrent layers, the first ones up to the
-second kind.
+second kind. A mixture has EXPERTS experts.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ ROTATED_QUARTER = 4
 LAYERS = 2
 LEAST_WIDTH, LEAST_NEURONS = 64, 256
 """Least width of the language model and of its MLPs, because a chain of actions has 100 tokens or more."""
+EXPERTS, CHOSEN, SHARED = 8, 2, 64
+"""Experts of a mixture, those of one token, and neurons of the one that every token passes."""
 CLICK_AREA = (320, 240)
 """Width and height in pixels of the top left area that clicks stay in: some suites tell their screen size
 only in play."""
@@ -95,7 +97,8 @@ def _cut_text(text: dict[str, Any], config: Mapping[str, Any], shape: Shape, lay
         width = min(shape.width, max(LEAST_WIDTH, heads * head // 2))
         head = min(shape.head, ROTATED_QUARTER * HEAD) if shape.gated else head
         text["head_dim"] = head
-    mlp = max(LEAST_NEURONS, round(shape.mlp / shape.width * width / 8) * 8)
+    neurons = shape.experts.neurons if shape.experts else shape.mlp
+    mlp = max(LEAST_NEURONS, round(neurons / shape.width * width / 8) * 8)
     kinds = text.get("layer_types")
     for key in _DROPPED:
         text.pop(key, None)
@@ -105,6 +108,14 @@ def _cut_text(text: dict[str, Any], config: Mapping[str, Any], shape: Shape, lay
             "linear_key_head_dim": min(shape.delta.key_head, HEAD),
             "linear_value_head_dim": min(shape.delta.value_head, HEAD),
         }
+    if shape.experts is not None:
+        text |= {
+            "num_experts": min(shape.experts.count, EXPERTS),
+            "num_experts_per_tok": min(shape.experts.chosen, CHOSEN),
+            "moe_intermediate_size": mlp,
+        }
+        if shape.experts.shared:
+            text["shared_expert_intermediate_size"] = SHARED
     text |= {
         "hidden_size": width,
         "intermediate_size": mlp,
@@ -244,5 +255,6 @@ def _initialise(model: PreTrainedModel, generator: torch.Generator) -> None:
             noise = torch.randn(
                 parameter.shape, generator=generator, device=parameter.device, dtype=parameter.dtype
             )
-            parameter.copy_(noise * (STRENGTH / parameter[0].numel() ** 0.5))
+            inputs = parameter.shape[2] if ".experts." in name else parameter[0].numel()
+            parameter.copy_(noise * (STRENGTH / inputs**0.5))
     model.tie_weights()

@@ -16,7 +16,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from dart_cli.config.architecture import ID_KEYS, TOKENS
+from dart_cli.config.architecture import HYBRID, ID_KEYS, TOKENS
 from dart_cli.config.families import PROMPTS
 from dart_cli.config.published import published_of
 from dart_cli.config.schema import Config
@@ -117,7 +117,7 @@ def write_published_files(config: Config, folder: Path) -> str:
     Raises ModelError as `published_of` does.
     """
     kind, checkpoint, tree, preprocessor, system = published_of(config)
-    thinks = kind == "qwen3_5"
+    thinks = kind in HYBRID
     tokenizer = _tokenizer(config)
     if thinks:
         tokenizer.add_tokens([AddedToken(token, normalized=False) for token in TAGS])

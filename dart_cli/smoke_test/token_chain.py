@@ -177,6 +177,15 @@ def _leaving(layer: Any) -> Any:
     return layer.self_attn.o_proj if hasattr(layer, "self_attn") else layer.linear_attn.out_proj
 
 
+def _mlps(mlp: Any) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Return the weights of gate, up and down of a layer's MLP; of a mixture, of each expert, the shared one last."""
+    if not hasattr(mlp, "experts"):
+        return [(mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight)]
+    stacked = zip(mlp.experts.gate_up_proj, mlp.experts.down_proj, strict=True)
+    mlps = [(*gate_up.chunk(2), down) for gate_up, down in stacked]
+    return mlps + (_mlps(mlp.shared_expert) if hasattr(mlp, "shared_expert") else [])
+
+
 @torch.no_grad()
 def write_chain(model: Any, chain: TokenChain, generator: torch.Generator) -> None:
     """Change the random weights of a model, of any supported class, so that it follows the chain.
@@ -200,26 +209,41 @@ def write_chain(model: Any, chain: TokenChain, generator: torch.Generator) -> No
     # 2. All layers together add as much context as two layers would: a fraction of an embedding's length.
     *earlier, last = model.model.language_model.layers
     context = length / (width * (len(earlier) + 1) / 2) ** 0.5
-    for linear in (
-        *(_leaving(layer) for layer in (*earlier, last)),
-        *(layer.mlp.down_proj for layer in earlier),
+    for weight in (
+        *(_leaving(layer).weight for layer in (*earlier, last)),
+        *(down for layer in earlier for _, _, down in _mlps(layer.mlp)),
     ):
-        linear.weight *= context
+        weight *= context
 
-    # 3. The last MLP: one neuron for each token of the chain.
-    mlp = last.mlp
-    if len(chain.after) > mlp.gate_proj.weight.shape[0]:
+    # 3. The last MLP: one neuron for each token of the chain. All experts of a mixture are this MLP.
+    mlps = _mlps(last.mlp)
+    for weight in (weight for mlp in mlps for weight in mlp):
+        weight.zero_()
+    for gate, up, down in mlps[
+        : last.mlp.experts.num_experts if hasattr(last.mlp, "experts") else 1
+    ]:
+        _write_neurons(chain, directions, gate, up, down, ADDED_LENGTH * length / width)
+
+
+def _write_neurons(
+    chain: TokenChain,
+    directions: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    added: float,
+) -> None:
+    """Let an MLP of zeros add what follows each token; `directions` are the embeddings' and `added` the length."""
+    if len(chain.after) > gate.shape[0]:
         raise ValueError(f"a chain of {len(chain.after)} tokens needs as many neurons")
-    for projection in (mlp.gate_proj, mlp.up_proj, mlp.down_proj):
-        projection.weight.zero_()
     # A normalised vector of a token's direction has length sqrt(width): silu(s) s is about s^2 = width.
     for neuron, (token, following) in enumerate(chain.after.items()):
-        mlp.gate_proj.weight[neuron] = directions[token]
-        mlp.up_proj.weight[neuron] = directions[token]
+        gate[neuron] = directions[token]
+        up[neuron] = directions[token]
         # Lowers the logit of the token with which an ending action begins.
         rarer = (
             math.log((1 - END_PROBABILITY) / END_PROBABILITY) * len(following) ** 0.5 / SHARPNESS
         )
         shares = [1 - rarer if token in chain.ending else 1.0 for token in following]
         target = torch.tensor(shares) @ directions[following]
-        mlp.down_proj.weight[:, neuron] = target / target.norm() * (ADDED_LENGTH * length / width)
+        down[:, neuron] = target / target.norm() * added

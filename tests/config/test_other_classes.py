@@ -73,10 +73,6 @@ SEEING: dict[str, dict[str, Any]] = {
 """Keys from the config.json of published checkpoints, of classes that the table of docs/policy.md has."""
 
 HINTS: list[tuple[str, dict[str, Any], str]] = [
-    *(
-        (f"{kind}_moe", {"vision_config": {}}, "mixtures of experts are not supported yet")
-        for kind in MODEL_TYPES
-    ),
     ("qwen3", {"hidden_size": 2560, "num_hidden_layers": 36}, "it has no vision tower"),
     ("llama", {"hidden_size": 4096, "rope_theta": 5e5}, "it has no vision tower"),
     # Text configurations of this class had keys of images (transformers 4.52).

@@ -21,6 +21,7 @@ def test_every_class_that_loads_has_a_shape_of_the_size_in_its_name() -> None:
         for kind, each in PUBLISHED.items()
     }
     expected = {"qwen2_vl": 8.3, "qwen2_5_vl": 8.3, "qwen3_vl": 8.8, "qwen3_5": 9.4}
+    expected |= {"qwen3_vl_moe": 31.1, "qwen3_5_moe": 35.1}
     assert billions == pytest.approx(expected, abs=0.1)
 
 
@@ -33,6 +34,9 @@ def test_every_class_that_loads_has_a_shape_of_the_size_in_its_name() -> None:
         ("models/Qwen3-VL-8B-Thinking", "none", "qwen3_vl", True),
         ("models/mine", "ui-tars-1.5", "qwen2_5_vl", True),
         ("models/Qwen3.5-9B", "none", "qwen3_5", True),
+        ("models/Qwen3-VL-30B-A3B-Instruct", "none", "qwen3_vl_moe", True),
+        ("models/qwen3.5-35b-a3b", "none", "qwen3_5_moe", True),
+        ("models/Qwen3.5-122B-A10B", "none", "qwen3_5_moe", False),
     ],
 )
 def test_a_class_follows_from_the_family_or_the_name_of_the_folder(
@@ -75,8 +79,7 @@ def test_no_two_checkpoints_of_a_class_have_one_size() -> None:
     [
         ("models/mine", "none", "hf download REPO config.json"),
         ("models/mine", "opencua", "class opencua dart does not load; take a checkpoint of class"),
-        ("models/Qwen3-VL-30B-A3B-Instruct", "none", "mixtures of experts are not supported yet"),
-        ("models/qwen3.5-35b-a3b", "qwen3-vl", "mixtures of experts are not supported yet"),
+        ("models/mine-30B-A3B", "ui-tars-1.5", "the family ui-tars-1.5 has none that dart loads"),
     ],
 )
 def test_a_model_without_a_shape_is_refused_with_what_cures_it(

@@ -310,7 +310,7 @@ def test_a_template_in_a_file_of_its_own_is_read(tmp_path: Path, family: Family)
         load_policy(tmp_path / "m")
 
 
-@pytest.mark.parametrize("model_type", ["llava", "qwen3_vl_moe", "qwen2", ""])
+@pytest.mark.parametrize("model_type", ["llava", "qwen3_next", "qwen2", ""])
 def test_another_class_is_refused_in_one_line_that_names_ours(
     model_type: str, tmp_path: Path, family: Family
 ) -> None:

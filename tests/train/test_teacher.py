@@ -217,14 +217,14 @@ def test_a_pointer_head_that_the_teacher_lacks_is_refused(
 
 def test_what_cannot_score_is_refused_with_one_line(family: Family, tmp_path: Path) -> None:
     folder = family("qwen3_5")
-    mixture = rewritten(
-        folder, tmp_path / "moe", "config.json", lambda t: t.update(model_type="qwen3_5_moe")
+    other = rewritten(
+        folder, tmp_path / "other", "config.json", lambda t: t.update(model_type="llava")
     )
     adapters = tmp_path / "adapters"
     adapters.mkdir()
     (adapters / "adapter_config.json").write_text('{"base_model_name_or_path": "some/model"}')
     for teacher, text in (
-        ({"model": str(mixture)}, "mixtures of experts are not supported"),
+        ({"model": str(other)}, "model_type is llava, which dart does not load"),
         ({"model": str(adapters)}, "has LoRA adapters"),
         ({"model": ""}, "is empty, and train.teacher_weight = 1 needs a teacher"),
         ({"model": str(folder), "url": "http://localhost:1/v1"}, "gives no log-probabilities"),
