@@ -464,10 +464,10 @@ def _experts(config: Mapping[str, Any], text: Sizes) -> Experts:
                 "take a checkpoint whose layers all have experts"
             )
     count, chosen = text["num_experts"], text["num_experts_per_tok"]
-    if chosen > count or count > MOST_EXPERTS:
+    if not 1 < chosen <= count <= MOST_EXPERTS:
         raise ModelError(
-            f"num_experts_per_tok = {chosen} of num_experts = {count}: there must be at most {MOST_EXPERTS} "
-            "experts, and a token cannot have more than there are"
+            f"num_experts_per_tok = {chosen} of num_experts = {count}: a token needs two experts or more, and there "
+            f"must be as many, and at most {MOST_EXPERTS}"
         )
     neurons, width = text["moe_intermediate_size"], text["hidden_size"]
     if config["model_type"] == "qwen3_vl_moe" and width in (neurons, 2 * neurons):

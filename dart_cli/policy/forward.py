@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, Cache, PreTrainedModel
 
+from dart_cli.policy.experts import Routing
 from dart_cli.policy.images import PreparedImage, patches_of
 from dart_cli.policy.state_plan import StatePlan, StateShape, plan_rows
 
@@ -198,11 +199,13 @@ def last_hidden(
     features: ImageFeatures | None = None,
     cache: Cache | None = None,
     cuts: Sequence[Sequence[int]] = (),
+    routing: Routing | None = None,
 ) -> torch.Tensor:
     """Return the hidden states [B, last, H] of the last positions, after the final norm.
 
     `features` belong to `inputs.images` and are computed here if absent. `cache` is read and extended if
-    passed. Recurrent layers leave their states before the columns `cuts` [B][C] of each row there, too.
+    passed. Recurrent layers leave their states before the columns `cuts` [B][C] of each row there, too. The
+    routers of a mixture record their choice in `routing`, or take it from there.
     """
     device = device_of(model)
     inner: Any = model.model
@@ -212,6 +215,7 @@ def last_hidden(
         position_ids=inputs.position_ids.to(device),
         past_key_values=cache,
         use_cache=cache is not None,
+        **({} if routing is None else {"routing": routing}),
         **_state_arguments(model, inputs, cache, cuts),
         **image_arguments(model, inputs.images, inputs.image_order, features),
     )

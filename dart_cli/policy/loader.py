@@ -6,7 +6,8 @@
     weight_tensors  returns the tensors that the trainer publishes and the engine loads
     use_our_layers  replaces forward passes of layers, for a model that was loaded in another way
 
-Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one), Qwen3-VL and Qwen3.5 are supported. Nothing is downloaded.
+Qwen2-VL, Qwen2.5-VL (UI-TARS-1.5-7B is one), Qwen3-VL, Qwen3.5 and the mixtures of both are supported. Nothing
+is downloaded.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from dart_cli.hardware.device import check_memory
 from dart_cli.language.pointer_tokens import PointerTokens, pointer_tokens
 from dart_cli.language.vocabulary import CUT, END, LiteralText, forbidden_ids
 from dart_cli.policy.delta_net import use_states
+from dart_cli.policy.experts import use_routing
 from dart_cli.policy.forward import ModelInputs, collate, device_of, use_batched_vision
 from dart_cli.policy.images import ImagePreparer, PreparedImage
 from dart_cli.policy.lora import add_adapters, is_adapter
@@ -216,7 +218,7 @@ def load_policy(
 
 
 def use_our_layers(model: PreTrainedModel, compute: torch.dtype | None = None) -> None:
-    """Let a model that has its weights take packs, states, and screens that are encoded together.
+    """Let a model that has its weights take packs, states, routing, and screens that are encoded together.
 
     The model computes in `compute`, by default the type of its parameters. Raises MissingPartError on a GPU
     without the kernel of recurrent layers.
@@ -224,6 +226,7 @@ def use_our_layers(model: PreTrainedModel, compute: torch.dtype | None = None) -
     use_batched_vision(model)
     use_packed(model)
     use_states(model, compute)
+    use_routing(model)
 
 
 def _tokenizer_class(folder: Path) -> Any:

@@ -42,6 +42,7 @@ from dart_cli.policy.state_plan import StatePlan, StateShape, plan_layout
 
 # Imported late: scripts/gpu-check times attention with torch and transformers alone.
 if TYPE_CHECKING:
+    from dart_cli.policy.experts import Replay
     from dart_cli.policy.forward import ImageFeatures
     from dart_cli.policy.images import PreparedImage
 
@@ -259,12 +260,15 @@ class PackedInputs:
     layout: PackLayout
     images: tuple[PreparedImage, ...]  # distinct
     image_order: tuple[int, ...]  # index into `images` of each image, in the pack's token order
+    replay: Replay | None = None  # the experts that the tokens had in the rollout
 
     def __post_init__(self) -> None:
         if self.input_ids.shape != (self.layout.length,):
             raise ValueError(f"{len(self.input_ids)} tokens in a pack of {self.layout.length}")
         if self.position_ids.shape != (3, self.layout.length):
             raise ValueError("a pack has three positions a token")
+        if self.replay is not None and len(self.replay) != self.layout.length:
+            raise ValueError(f"routing of {len(self.replay)} tokens of {self.layout.length}")
 
 
 def packed_hidden(
@@ -287,6 +291,7 @@ def packed_hidden(
         position_ids=inputs.position_ids.to(device)[:, None],
         use_cache=False,
         pack_plans=PackPlans(inputs.layout),
+        **({} if inputs.replay is None else {"routing": inputs.replay}),
         **image_arguments(model, inputs.images, inputs.image_order, features),
     )
     hidden: torch.Tensor = output.last_hidden_state[0]
