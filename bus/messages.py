@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from bus.packed import Float64s, Int32s, IntArray, Packed, PromptIds
 from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
 
-PROTOCOL_VERSION = 19
+PROTOCOL_VERSION = 20
 """Version of the messages; messages of other versions are refused. Raise it with every change of a field or
 its meaning."""
 
@@ -113,6 +113,10 @@ class SampledTokens(Message):
     """[A], the cell of the prompt's last screenshot that was drawn with this token, counted row by row from
     0. It is -1 for a token without one, which is every token but `pointer_end`; [] if no token has one. A
     token with a patch is forced, so its log-probability and entropy are of the patch."""
+    routing: bytes = b""
+    """[P + A - 1, layers, chosen], the experts of a mixture that each layer chose for the tokens of prompt and
+    completion but the last, which the engine has not computed; empty without a record. An index has one byte, or
+    two (little-endian) of more than 256 experts."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -185,6 +189,10 @@ class Chain(Message):
 
     token_ids: Int32s  # [L], the last step's prompt and completion, image placeholders expanded
     image_hashes: list[str]  # [I], the last step's; keys of Batch.images
+    routing: bytes = b""
+    """[L, layers, chosen], the experts that its tokens had in the rollout, as in SampledTokens. Each token has those
+    of the first step that contains it. The indices of a token without a record are all 0; empty if no token has
+    one."""
 
 
 class Sample(Message):

@@ -75,5 +75,6 @@ class Scored(Message):
     tokens: ScoredTokens
     looked_back: ScoredTokens
     mismatches: list[StepMismatch]
+    routing: Float64s  # [2]: choices of experts that routers would have made otherwise; all that were replayed
     sight: Float64s
     """Largest change of a log-probability by grey screens, nats; empty without `looks`."""

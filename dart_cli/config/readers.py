@@ -113,6 +113,7 @@ ROWS = (
     Row("data.max_staleness", ("data", "rollout", *_PLAY)),
     Row("train", ("train",)),
     Row("train.learner", ("train", "rollout")),
+    Row("train.replay_routing", ("train", "rollout")),
     Row("train.updates", ("data", "train"), equal=_THE_END),
     Row(
         "train.teacher_weight",

@@ -39,6 +39,9 @@ from dart_cli.language.vocabulary import forbidden_ids
 from envs.contract.blobs import content_hash, image_type
 from envs.contract.screenshots import seen_size
 
+MOST_ROUTING = 4096
+"""Bytes of a token that say which experts it passed; Qwen3-VL-30B-A3B has 384."""
+
 _NOT_POINTING = 'there are patches, of a policy with policy.pointing = "pointer"; here it is text'
 
 
@@ -78,7 +81,15 @@ def check_step(record: StepRecord, config: Config) -> None:
         raise ProtocolError(f"{where}: {mistake}")
     if mistake := map_mistake(record.pointed, record.sampled.patches):
         raise ProtocolError(f"{where}: {mistake}")
-    # 5. The hashes match the images.
+    # 5. The routing has equally many bytes for each token that the engine has computed.
+    computed = len(record.prompt_token_ids) + length - 1
+    bytes_each, rest = divmod(len(record.sampled.routing), computed)
+    if rest or bytes_each > MOST_ROUTING:
+        raise ProtocolError(
+            f"{where}: routing of {len(record.sampled.routing)} bytes for {computed} tokens; each must have equally "
+            f"many, at most {MOST_ROUTING}"
+        )
+    # 6. The hashes match the images.
     if not record.image_hashes or record.image_hashes[-1] != content_hash(record.screenshot):
         raise ProtocolError(f"{where}: the last of image_hashes must be the screenshot's")
     for image in record.images:

@@ -99,11 +99,18 @@ def chained_of(
     chains: list[Chain] = []
     samples: list[Sample | None] = [None] * len(order)
     tokens = b""  # of the chain that is being made, as bytes
+    routing, routed = b"", 0  # of its first tokens, and how many they are
     images: list[str] = []  # its image hashes
     previous: _Place | None = None
 
     def close() -> None:
-        chains.append(Chain.model_construct(token_ids=int32s(tokens), image_hashes=images))
+        token_ids = int32s(tokens)
+        whole = routing + bytes(
+            (len(token_ids) - routed) * (len(routing) // routed) if routed else 0
+        )
+        chains.append(
+            Chain.model_construct(token_ids=token_ids, image_hashes=images, routing=whole)
+        )
 
     for index, step in zip(order, steps, strict=True):
         is_same = previous is not None and previous.trajectory_id == step.trajectory_id
@@ -115,7 +122,12 @@ def chained_of(
             )
             if previous is not None and not is_extension:
                 close()
+                routing, routed = b"", 0
             tokens, images = prompt + little_endian(step.token_ids), step.image_hashes
+            if step.routing:
+                # Each token keeps the experts with which its step predicted the next token.
+                routing += step.routing[len(routing) :]
+                routed = len(step.prompt_token_ids) + len(step.token_ids) - 1
             start = len(step.prompt_token_ids)
             previous = _Place(
                 trajectory_id=step.trajectory_id,

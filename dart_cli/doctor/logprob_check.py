@@ -336,6 +336,7 @@ def _step(
         advantage=rng.uniform(-1.5, 1.5),
         weight=1.0,
         patches=reply.sampled.patches,
+        routing=reply.sampled.routing,
     )
 
 

@@ -47,6 +47,7 @@ from dart_cli.engines.pointer_sampling import PointerSampler
 from dart_cli.engines.requests import ActiveRequest
 from dart_cli.engines.sampling import sample
 from dart_cli.policy.delta_net import LayerStates, StateCache
+from dart_cli.policy.experts import Recording, RoutingShape
 from dart_cli.policy.forward import ImageFeatures, ModelInputs, last_hidden, vocabulary_logits
 from dart_cli.policy.loader import LoadedPolicy
 
@@ -118,11 +119,17 @@ class RunningBatch:
 
     `cache_bytes` bounds the keys, values and states of the rows, where every row counts with the greatest length
     that any of them can reach; a single request is served whatever its size. `prefix_bytes` bounds those of
-    earlier requests.
+    earlier requests. With `routing`, the experts that a mixture chooses are recorded for each token.
     """
 
     def __init__(
-        self, policy: LoadedPolicy, features: FeatureCache, cache_bytes: int, prefix_bytes: int
+        self,
+        policy: LoadedPolicy,
+        features: FeatureCache,
+        cache_bytes: int,
+        prefix_bytes: int,
+        *,
+        routing: RoutingShape | None = None,
     ) -> None:
         self.jobs: list[ActiveRequest] = []
         self.tokens = PromptTokens()
@@ -133,7 +140,9 @@ class RunningBatch:
         self._cache_bytes = cache_bytes
         self._token_bytes = kv_bytes_per_token(policy.model)
         self._row_bytes = state_bytes_per_row(policy.model)
-        self._prefixes = PrefixCache(policy.model, prefix_bytes)
+        self._routing = routing
+        routing_bytes = routing.nbytes if routing else 0
+        self._prefixes = PrefixCache(policy.model, prefix_bytes, routing_bytes)
         self._weights = 0  # counts changes of the weights
 
     def count_fitting(self, waiting: Iterable[ActiveRequest], slots: int) -> int:
@@ -210,12 +219,14 @@ class RunningBatch:
         )
         inputs, features = self._rest(inputs, firsts, new)
         mask = _mask(starts, lengths)
+        recording = self._recording()
         hidden = last_hidden(
             policy.model,
             replace(inputs, attention_mask=mask),
             last=1,
             features=features,
             cache=cache,
+            routing=recording,
             cuts=[  # in columns of this pass
                 [cut + new - length for cut in row_cuts]
                 for row_cuts, length in zip(cuts, lengths, strict=True)
@@ -225,6 +236,8 @@ class RunningBatch:
         if snapshots is not None:
             to_store = self._take_snapshots(prompts, cuts, cache)
             _take_out_padding(cache, mask)
+        if recording is not None:
+            self._record_prompts(prompts, starts, recording)
         # 2. Copy the row of a prompt that several requests share, and draw a token for each request.
         rows = [row for row, prompt in enumerate(prompts) for _ in prompt.jobs]
         jobs = [job for prompt in prompts for job in prompt.jobs]
@@ -242,6 +255,21 @@ class RunningBatch:
         self.tokens.computed += computed
         self.tokens.cached += total - computed
         return Prefilled(jobs, cache, [lengths[row] for row in rows]), to_store
+
+    def _recording(self) -> Recording | None:
+        """Return what the routers of a pass record in; None if the choice of experts is not recorded."""
+        return None if self._routing is None else Recording(self._routing)
+
+    def _record_prompts(
+        self, prompts: Sequence[_Prompt], starts: Sequence[int], recording: Recording
+    ) -> None:
+        """Note the experts of all tokens of `prompts`, of which the cache had those before `starts`."""
+        computed = recording.choices(len(prompts))
+        for prompt, start, row in zip(prompts, starts, computed, strict=True):
+            new = row[len(row) - (len(prompt.token_ids) - start) :].tobytes()
+            before = self._prefixes.routing_of(prompt.blocks, start)
+            for job in prompt.jobs:
+                job.routing = bytearray(before + new)
 
     def _take_snapshots(
         self, prompts: Sequence[_Prompt], cuts: Sequence[Sequence[int]], cache: Cache
@@ -330,6 +358,7 @@ class RunningBatch:
                 row,
                 end - lengths[row],
                 job.block_keys(job.token_ids[: lengths[row]], image_token),
+                bytes(job.routing),
             )
             for row, job in rows
             if job.weights == self._weights
@@ -357,8 +386,14 @@ class RunningBatch:
             images=(),
             image_order=(),
         )
-        hidden = last_hidden(self._policy.model, inputs, last=1, cache=self._cache)[:, 0]
+        recording = self._recording()
+        hidden = last_hidden(
+            self._policy.model, inputs, last=1, cache=self._cache, routing=recording
+        )[:, 0]
         self._cache.end_pass()
+        if recording is not None:
+            for job, row in zip(self.jobs, recording.choices(len(self.jobs)), strict=True):
+                job.routing += row.tobytes()
         self._move_snapshots()
         for job in self.jobs:
             job.position += 1

@@ -308,6 +308,7 @@ class CachedRow:
     row: int
     start: int  # column of its first token
     keys: Sequence[bytes]  # digests of its whole blocks, all of which are in the row
+    routing: bytes = b""  # of its tokens, as in SampledTokens; empty if it is not recorded
 
 
 class PrefixCache:
@@ -317,14 +318,18 @@ class PrefixCache:
     are for snapshots of their states. In Qwen3.5 that is a snapshot for about 2,000 tokens of keys and values;
     an agent needs one for its whole prompt (benchmarks/speed/prefix_cache.py). The memory is allocated at the
     start; on a CPU it is used only as blocks are filled. Raises torch.OutOfMemoryError.
+
+    With `routing_bytes`, which a token has, a block also has the experts that its tokens passed, in main memory.
     """
 
-    def __init__(self, model: PreTrainedModel, limit_bytes: int) -> None:
+    def __init__(self, model: PreTrainedModel, limit_bytes: int, routing_bytes: int = 0) -> None:
         recurrent = StateShape.of(model)
         if recurrent is not None:
             limit_bytes //= 2
         self.snapshots = StateSnapshots(model, recurrent, limit_bytes) if recurrent else None
-        self._capacity = max(0, limit_bytes // (kv_bytes_per_token(model) * BLOCK) - 1)
+        token_bytes = kv_bytes_per_token(model) + routing_bytes
+        self._capacity = max(0, limit_bytes // (token_bytes * BLOCK) - 1)
+        self._routing = np.zeros((self._capacity + 1, BLOCK * routing_bytes), dtype=np.uint8)
         self._blocks: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys, values
         self._model = model
@@ -383,6 +388,11 @@ class PrefixCache:
             attention.update(keys, values)
         return cache
 
+    def routing_of(self, blocks: Sequence[int], tokens: int) -> bytes:
+        """Return the experts of the first `tokens` tokens in `blocks`, as in SampledTokens."""
+        each = self._routing.shape[1] // BLOCK
+        return self._routing[list(blocks)].tobytes()[: tokens * each]
+
     def store(self, cache: Any, rows: Sequence[CachedRow]) -> None:
         """Copy the blocks of `rows` that are not stored yet from `cache`, which has keys and values."""
         copies: dict[int, tuple[int, int]] = {}  # block -> row and column
@@ -393,6 +403,10 @@ class PrefixCache:
                 block = self._free_block()
                 self._blocks[key] = block
                 copies[block] = (row.row, row.start + index * BLOCK)
+                size = self._routing.shape[1]
+                if size:
+                    own = row.routing[index * size : (index + 1) * size]
+                    self._routing[block] = np.frombuffer(own, dtype=np.uint8)
             self._touch(keys)
         if not copies:
             return

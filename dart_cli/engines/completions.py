@@ -101,7 +101,9 @@ class CompletionBuilder:
             return "end"
         return "length" if len(self) >= max_tokens else None
 
-    def generation(self, stop: CompletionStop, queue_s: float, engine_s: float) -> Generation:
+    def generation(
+        self, stop: CompletionStop, queue_s: float, engine_s: float, routing: bytes = b""
+    ) -> Generation:
         """Return the completion so far, as the engine's result."""
         return Generation(
             SampledTokens(
@@ -110,6 +112,7 @@ class CompletionBuilder:
                 entropies=self.entropies,
                 version_spans=version_spans(self.versions),
                 patches=self.patches if max(self.patches, default=-1) >= 0 else [],
+                routing=routing,
             ),
             stop=stop,
             queue_s=queue_s,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bus.errors import PromptError
 from bus.messages import SampledTokens
-from dart_cli.engines.base import GenerateRequest, Generation
+from dart_cli.engines.base import CompletionStop, GenerateRequest, Generation
 from dart_cli.engines.caches import BlockKeys
 from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.sampling import uniform_numbers
@@ -116,6 +116,8 @@ class ActiveRequest:
     weights: int = -1  # RunningBatch's count of weight changes when it was prefilled
     future: Future[Generation] = field(default_factory=Future)
     is_cancelled: bool = False  # no caller awaits it any more, so its row can end early
+    routing: bytearray = field(default_factory=bytearray)
+    """[tokens in the cache, layers, chosen], as in SampledTokens; empty if the engine records none."""
     _block_keys: BlockKeys | None = None
 
     @property
@@ -144,6 +146,15 @@ class ActiveRequest:
         if self._block_keys is None:
             self._block_keys = BlockKeys(self.images, image_token)
         return self._block_keys.of(token_ids)
+
+    def generation(self, stop: CompletionStop, queue_s: float, engine_s: float) -> Generation:
+        """Return the completion so far, as the engine's result.
+
+        The tokens that a partial had computed keep the experts with which they were drawn.
+        """
+        before = self.request.partial.routing if self.request.partial is not None else b""
+        routing = before + bytes(self.routing[len(before) :])
+        return self.builder.generation(stop, queue_s, engine_s, routing)
 
     def finished(self, ends: Container[int]) -> Literal["end", "length"] | None:
         """Return why the completion is over, or None if it is not. `ends` are the end tokens."""

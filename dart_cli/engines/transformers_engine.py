@@ -55,6 +55,7 @@ from dart_cli.engines.completions import CompletionBuilder
 from dart_cli.engines.requests import ActiveRequest, JoinPolicy, RequestValidator
 from dart_cli.hardware import accelerator
 from dart_cli.hardware.device import check_memory
+from dart_cli.policy.experts import RoutingShape
 from dart_cli.policy.loader import LoadedPolicy, weight_tensors
 from dart_cli.policy.weight_set import WeightSet
 
@@ -80,7 +81,7 @@ class TransformersEngine:
     checks a published set (dart_cli.weights.file.load). An idle worker waits `linger_s` seconds for more
     requests after the first. `cache_bytes` bounds the keys and values of the batch (see RunningBatch),
     `prefix_bytes` those of earlier requests (0 keeps none), and `feature_bytes` the cached output of the
-    vision tower.
+    vision tower. With `records_routing` its samples say which experts a mixture chose.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class TransformersEngine:
         cache_bytes: int = KV_CACHE_MB << 20,
         prefix_bytes: int = PREFIX_CACHE_MB << 20,
         feature_bytes: int = 256 * 2**20,
+        records_routing: bool = False,
     ) -> None:
         self.policy = policy
         self._validator = RequestValidator(policy)
@@ -115,7 +117,13 @@ class TransformersEngine:
         # Digest of the vision tower that serves; None if it is not known.
         self._vision = None if policy.lora is None else NO_VISION
         with check_memory("the engine's cache of keys and values", policy.device):
-            self._batch = RunningBatch(policy, self._features, cache_bytes, prefix_bytes)
+            self._batch = RunningBatch(
+                policy,
+                self._features,
+                cache_bytes,
+                prefix_bytes,
+                routing=RoutingShape.of(policy.model) if records_routing else None,
+            )
         self._join_policy = JoinPolicy()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
@@ -153,7 +161,7 @@ class TransformersEngine:
         for job in jobs:
             stop = job.finished(self.policy.end_token_ids)
             if stop is not None:  # the partial is complete already
-                job.future.set_result(job.builder.generation(stop, 0.0, 0.0))
+                job.future.set_result(job.generation(stop, 0.0, 0.0))
         self._enqueue([job for job in jobs if not job.future.done()])
         try:
             return await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
@@ -343,9 +351,7 @@ class TransformersEngine:
             self._finished += sum(stop != "suspended" for stop in stops.values())
         now = time.monotonic()
         for job, stop in stops.items():
-            job.future.set_result(
-                job.builder.generation(stop, job.began - job.arrived, now - job.began)
-            )
+            job.future.set_result(job.generation(stop, job.began - job.arrived, now - job.began))
 
     def _fail(self, jobs: Sequence[ActiveRequest], error: EngineError) -> None:
         """Free the slots of these requests, then set `error` as their result."""

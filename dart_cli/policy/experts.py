@@ -65,16 +65,9 @@ class RoutingShape(NamedTuple):
 def routing_array(routing: bytes, shape: RoutingShape) -> Choices:
     """Return the choices [tokens, layers, chosen] in `routing`.
 
-    Raises ValueError if these are no whole tokens, or if an index is not that of an expert.
+    Whether the indices are those of experts, `check_batch` of the trainer has checked.
     """
-    if len(routing) % shape.nbytes:
-        raise ValueError(
-            f"{len(routing)} bytes of routing, a token of this model has {shape.nbytes}"
-        )
-    choices = np.frombuffer(routing, dtype=shape.dtype).reshape(-1, shape.layers, shape.chosen)
-    if choices.size and int(choices.max()) >= shape.experts:
-        raise ValueError(f"routing to expert {int(choices.max())} of {shape.experts}")
-    return choices
+    return np.frombuffer(routing, dtype=shape.dtype).reshape(-1, shape.layers, shape.chosen)
 
 
 class Recording:
@@ -147,19 +140,17 @@ Routing = Recording | Replay
 def use_routing(model: PreTrainedModel) -> None:
     """Let the layers of `model`, if they have experts, take the argument `routing` of a forward pass.
 
-    Without it the routers choose as transformers' do. The experts of a layer are computed in one call of torch's
-    grouped product, which has no float64: there one after another.
+    Without it the routers choose as transformers' do.
     """
     if RoutingShape.of(model) is None:
         return
-    if model.dtype == torch.float64:
-        model.set_experts_implementation("eager")
     inner: Any = model.model
     for index, layer in enumerate(inner.language_model.layers):
         router = layer.mlp.gate
         router.place, router.routing = index, None
         router.forward = MethodType(_routed, router)
         layer.forward = MethodType(_layer_forward, layer)
+        layer.mlp.experts.forward = MethodType(_experts_forward, layer.mlp.experts)
 
 
 def _layer_forward(
@@ -172,6 +163,15 @@ def _layer_forward(
         out: torch.Tensor = type(layer).forward(layer, *arguments, **options)
     finally:
         router.routing = None
+    return out
+
+
+def _experts_forward(experts: Any, hidden: torch.Tensor, *arguments: torch.Tensor) -> torch.Tensor:
+    """Compute a layer's experts in torch's grouped product, or one after another in float64, which it lacks."""
+    forward = type(experts).forward
+    if hidden.dtype == torch.float64:
+        forward = forward.__wrapped__
+    out: torch.Tensor = forward(experts, hidden, *arguments)
     return out
 
 

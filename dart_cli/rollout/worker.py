@@ -240,7 +240,11 @@ def load_model(config: Config) -> Model:
         engine = _vllm_engine(config, policy)
     else:
         engine = TransformersEngine(
-            policy, policy_version=-1, load_weights=load, max_batch=config.rollout.max_batch
+            policy,
+            policy_version=-1,
+            load_weights=load,
+            max_batch=config.rollout.max_batch,
+            records_routing=config.train.replay_routing,
         )
     policy.images.cache_bytes = image_cache_bytes(config)
     renderer = make_renderer(policy, config.policy)

@@ -173,6 +173,11 @@ class PolicyLearner:
             metrics, mismatches = results.stats.metrics() | parity, results.mismatches
             if isfinite(gap := metrics.get("teacher_gap", 0.0)):
                 self._teacher_baseline.fill_(gap)
+            differing, replayed = results.routing
+            if replayed:
+                metrics["routing_differs"] = differing / replayed
+                if alarm:
+                    alarm += f"; routers would have chosen otherwise in {differing / replayed:.2%} of the cases"
             if results.grey_changes:
                 metrics["sees"] = float(max(results.grey_changes) > BLIND_LIMIT)
             has_low_ess = share.work.batch.reuse > 0 and metrics["ess"] < REPLAY_ESS
@@ -263,6 +268,12 @@ class PolicyLearner:
                 clock.lap("backward_s")
                 total = output.stats if total is None else total + output.stats
         assert total is not None  # every rank has as many packs, and there is one
+        replays = [pack.inputs.replay for _, pack in scored if pack.inputs.replay is not None]
+        # Before the next forward pass of one of these packs, which counts again.
+        routing = (
+            sum(replay.differing for replay in replays),
+            sum(replay.recorded for replay in replays),
+        )
         grey_changes: tuple[float, ...] = ()
         if sight_test is not None:
             grey_changes = grey_screen_change(self.model, *sight_test, temperature)
@@ -276,6 +287,7 @@ class PolicyLearner:
                 for logprobs, pack in scored
                 for mismatch in step_mismatches(logprobs, pack)
             ],
+            routing=routing,
             grey_changes=grey_changes,
         )
         clock.lap("forward_s")

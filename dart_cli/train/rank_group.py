@@ -74,6 +74,8 @@ class PassResults:
     tokens: ComparedTokens  # scored with the present weights
     earlier_tokens: ComparedTokens  # scored with a copy of earlier weights (logprob_check.py)
     mismatches: list[StepMismatch]
+    routing: tuple[int, int] = (0, 0)
+    """Choices of experts that the routers would have made otherwise, and all that were replayed."""
     grey_changes: tuple[float, ...] = ()
     """For each rank that tried it, how much grey screens change log-probabilities, nats (blindness.py)."""
 
@@ -88,6 +90,7 @@ def gather_results(rank_group: RankGroup, mine: PassResults) -> PassResults:
         tokens=_as_message(mine.tokens),
         looked_back=_as_message(mine.earlier_tokens),
         mismatches=mine.mismatches,
+        routing=float64s(map(float, mine.routing)),
         sight=float64s(mine.grey_changes),
     )
     messages = [parted(part, BATCH_LIMITS) for part in rank_group.gather(joined(message))]
@@ -97,6 +100,10 @@ def gather_results(rank_group: RankGroup, mine: PassResults) -> PassResults:
         tokens=concatenate([_of_message(rank.tokens) for rank in ranks]),
         earlier_tokens=concatenate([_of_message(rank.looked_back) for rank in ranks]),
         mismatches=[mismatch for rank in ranks for mismatch in rank.mismatches],
+        routing=(
+            sum(int(rank.routing[0]) for rank in ranks),
+            sum(int(rank.routing[1]) for rank in ranks),
+        ),
         grey_changes=tuple(nats for rank in ranks for nats in rank.sight),
     )
 

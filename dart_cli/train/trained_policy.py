@@ -167,6 +167,9 @@ class TrainModel:
     reference_scorer: Scorer | None = None
     teacher: Scorer | None = None
     plan: ShardingPlan | None = None  # None: plain tensors of one process
+    replays: bool = (
+        True  # the policy's routers take the rollout's choice of experts, where there is one
+    )
 
     @classmethod
     def of(cls, policy: LoadedPolicy, reference: LoadedPolicy | None = None) -> TrainModel:
@@ -228,7 +231,15 @@ class TrainModel:
             _, teacher = load_model(
                 teacher_folder, lambda model: model.requires_grad_(False), lambda _: True
             )
-        return cls(policy, scorer, reference, reference_scorer, teacher, plan)
+        return cls(
+            policy,
+            scorer,
+            reference,
+            reference_scorer,
+            teacher,
+            plan,
+            replays=config.train.replay_routing,
+        )
 
     @classmethod
     def load_frozen(cls, config: Config) -> TrainModel:
@@ -247,7 +258,7 @@ class TrainModel:
             adapters=config.model.adapters,
         )
         policy.model.requires_grad_(False)
-        return cls.of(policy)
+        return replace(cls.of(policy), replays=config.train.replay_routing)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -257,14 +268,15 @@ class TrainModel:
 
     def score(self, pack: Pack, temperature: float) -> TokenScores:
         """Return the policy's scores of a pack."""
-        return _scores(self.scorer, pack, temperature)
+        return _scores(self.scorer, pack if self.replays else _unrouted(pack), temperature)
 
     @torch.no_grad()
     def states(self, pack: Pack) -> torch.Tensor:
         """Return the hidden states [S, d] at the last token of each sample's prompt, in main memory."""
         lengths = torch.tensor(pack.lengths, dtype=torch.int64)
         rows = pack.rows[lengths.cumsum(0) - lengths]
-        states, _ = self.scorer(pack.inputs, pack.features, rows, None, 1.0)
+        routed = pack if self.replays else _unrouted(pack)
+        states, _ = self.scorer(routed.inputs, pack.features, rows, None, 1.0)
         return states.float().cpu()  # type: ignore[no-any-return]
 
     @torch.no_grad()
@@ -277,14 +289,14 @@ class TrainModel:
         )
         with without:
             # Features, if there are any, are of a frozen tower, which has not changed since the run started.
-            return _scores(self.reference_scorer, pack, temperature).logprobs
+            return _scores(self.reference_scorer, _unrouted(pack), temperature).logprobs
 
     @torch.no_grad()
     def teacher_logprobs(self, pack: Pack, temperature: float) -> torch.Tensor | None:
         """Return the teacher's log-probabilities [N]; None without a teacher. The pack must have pixels."""
         if self.teacher is None:
             return None
-        return _scores(self.teacher, replace(pack, features=None), temperature).logprobs
+        return _scores(self.teacher, replace(_unrouted(pack), features=None), temperature).logprobs
 
     def reshard(self) -> None:
         """Free the weights that a forward pass gathered for a backward pass, if none follows."""
@@ -372,6 +384,11 @@ def _blank(policy: LoadedPolicy) -> PreparedImage:
     """Return a small black screen, prepared for the vision tower."""
     side = 2 * policy.images.factor
     return policy.images.of_image("blank", Image.new("RGB", (side, side)))
+
+
+def _unrouted(pack: Pack) -> Pack:
+    """Return a pack in which the routers choose themselves, as those of a model do that sampled nothing."""
+    return replace(pack, inputs=replace(pack.inputs, replay=None))
 
 
 def _scores(scorer: Scorer, pack: Pack, temperature: float) -> TokenScores:

@@ -203,10 +203,6 @@ def test_the_form_of_a_choice() -> None:
     assert (small.nbytes, large.nbytes) == (4, 8)
     assert routing_array(bytes([0, 255, 3, 4]), small).tolist() == [[[0, 255], [3, 4]]]
     assert routing_array(b"\x00\x01" + bytes(6), large).tolist() == [[[256, 0], [0, 0]]]
-    with pytest.raises(ValueError, match="3 bytes of routing, a token of this model has 4"):
-        routing_array(bytes(3), small)
-    with pytest.raises(ValueError, match="routing to expert 65535 of 257"):
-        routing_array(b"\xff" * 8, large)
 
 
 def test_a_model_without_experts_has_no_routing(family: Family) -> None:

@@ -19,6 +19,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from bus.errors import ActionError, ModelError
 from bus.messages import Turn
+from dart_cli.config.architecture import HYBRID, NEWER
 from dart_cli.config.model_folder import MODEL_TYPES
 from dart_cli.config.schema import Config
 from dart_cli.language.coordinates import make_coordinate_map, resize_of
@@ -31,19 +32,17 @@ Family = Callable[[str], Path]
 
 every_family = pytest.mark.parametrize("model_type", FAMILIES)
 
-FACTOR = {"qwen2_vl": 28, "qwen2_5_vl": 28, "qwen3_vl": 32, "qwen3_5": 32}
+FACTOR = {"qwen2_vl": 28, "qwen2_5_vl": 28, **dict.fromkeys(NEWER, 32)}
 BOUNDS = {
     "qwen2_vl": (3136, 1003520),
     "qwen2_5_vl": (3136, 2116800),
-    "qwen3_vl": (65536, 16777216),
-    "qwen3_5": (65536, 16777216),
+    **dict.fromkeys(NEWER, (65536, 16777216)),
 }
 TOKENS = {  # (width, height) of a screen -> image tokens, by hand: sides to multiples of the factor
     "qwen2_vl": {(448, 224): 16 * 8, (500, 300): 18 * 11, (100, 60): 4 * 2},
     "qwen2_5_vl": {(448, 224): 16 * 8, (500, 300): 18 * 11, (100, 60): 4 * 2},
     # 100 x 60 has too few pixels: times sqrt(65536 / 6000) = 3.305, then up: 352 x 224
-    "qwen3_vl": {(448, 224): 14 * 7, (500, 300): 16 * 9, (100, 60): 11 * 7},
-    "qwen3_5": {(448, 224): 14 * 7, (500, 300): 16 * 9, (100, 60): 11 * 7},
+    **{kind: {(448, 224): 14 * 7, (500, 300): 16 * 9, (100, 60): 11 * 7} for kind in NEWER},
 }
 
 
@@ -186,9 +185,7 @@ def test_our_forward_is_the_unpatched_model(model_type: str, family: Family) -> 
             image_grid_thw=torch.tensor([image.grid for image in shown]),
         ).logits[:, -4:]
     # The padding moves the bounds of a recurrent layer's chunks, which sums its float32 in another order.
-    torch.testing.assert_close(
-        mine, theirs, atol=5e-5 if model_type == "qwen3_5" else 2e-5, rtol=1e-5
-    )
+    torch.testing.assert_close(mine, theirs, atol=5e-5 if model_type in HYBRID else 2e-5, rtol=1e-5)
 
 
 @every_family
@@ -231,7 +228,8 @@ def test_deepstack_features_come_with_qwen3_alone(family: Family) -> None:
         with torch.inference_mode():
             image = policy.images.prepare(screenshot(1, 448, 224))
             levels[model_type] = len(image_features(policy.model, [image]).deepstack)
-    assert levels == {"qwen2_vl": 0, "qwen2_5_vl": 0, "qwen3_vl": 2, "qwen3_5": 0}
+    deep = ("qwen3_vl", "qwen3_vl_moe")
+    assert levels == {model_type: 2 if model_type in deep else 0 for model_type in FAMILIES}
 
 
 # --- vocabulary ---------------------------------------------------------------------------------
@@ -280,8 +278,7 @@ def test_checkpoints_have_the_names_of_real_ones(family: Family) -> None:
     first = {
         "qwen2_vl": "visual.",
         "qwen2_5_vl": "visual.",
-        "qwen3_vl": "model.visual.",
-        "qwen3_5": "model.visual.",
+        **dict.fromkeys(NEWER, "model.visual."),
     }
     for model_type, prefix in first.items():
         with safe_open(family(model_type) / "model.safetensors", "pt") as file:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from bus.errors import MissingPartError
 from dart_cli.config import adapters
-from dart_cli.config.architecture import shape_of
+from dart_cli.config.architecture import HYBRID, shape_of
 from dart_cli.config.schema import LoraConfig
 from dart_cli.policy.forward import ModelInputs, logits
 from dart_cli.policy.loader import LoadedPolicy, load_policy, weight_tensors
@@ -86,7 +86,11 @@ def test_every_linear_layer_of_the_language_model_is_adapted(
     linear = [name for name, each in base.named_modules() if isinstance(each, torch.nn.Linear)]
     adapted = {layer.rpartition("layers.")[2] for layer in adapters_by_layer(tensors)}
     narrow = {name for name in linear if name.endswith(("in_proj_a", "in_proj_b"))}
-    assert len(narrow) == (6 if model_type == "qwen3_5" else 0)
+    if model_type in HYBRID:
+        assert len(narrow) == 6
+    if model_type == "qwen3_5_moe":
+        narrow |= {name for name in linear if name.endswith("shared_expert_gate")}
+        assert len(narrow) == 10
     assert adapted == set(linear) - narrow
     shape = shape_of(json.loads((family(model_type) / "config.json").read_text()))
     assert shape.adapters(LORA.rank) == sum(tensor.numel() for tensor in tensors.values())

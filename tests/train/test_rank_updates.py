@@ -23,7 +23,7 @@ from tests.train.rank_cases import Case
 from tests.train.trees import tree_batch
 from tests.train.world import run_world
 
-CLASSES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
+CLASSES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe")
 TOLERANCE = 1e-5  # relative
 ROUNDING = {"qwen3_5": 30}
 """By class, what multiplies the three limits: other packs alone change gradients of its four layers by up to

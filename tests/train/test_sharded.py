@@ -17,7 +17,7 @@ from scripts.small_models import build
 from tests.train import sharded_cases as cases
 from tests.train.world import run_world
 
-FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe")
 
 
 RANKS = 3

@@ -114,6 +114,11 @@ class TrainConfig(Section):
     """Largest number of tokens in one forward and backward pass of a rank. A longer sequence has a pass
     alone."""
 
+    replay_routing: bool = True
+    """In the training of a mixture of experts, each token passes the experts that it passed in the rollout. The
+    rollout workers record them, some hundred bytes a token (`dart doctor` says how many). Without it engine and
+    trainer choose otherwise where two experts score alike, and training can collapse (Megatron-LM#4168)."""
+
     recompute: Literal["none", "layer"] = "none"
     """`layer` stores only each layer's input for the backward pass and computes the rest again (gradient
     checkpointing): about a third more work, and a thirtieth of the memory. `none` stores everything."""

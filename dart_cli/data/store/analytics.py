@@ -69,7 +69,9 @@ class Analytics(Connection):
             "FROM steps"
         )[0]
         images = self._rows(
-            "SELECT COUNT(*) AS screenshots, COALESCE(SUM(LENGTH(bytes)), 0) AS screenshot_bytes "
+            "SELECT COUNT(*) FILTER (WHERE media_type <> 'routing') AS screenshots, "
+            "COALESCE(SUM(LENGTH(bytes)) FILTER (WHERE media_type <> 'routing'), 0) AS screenshot_bytes, "
+            "COALESCE(SUM(LENGTH(bytes)) FILTER (WHERE media_type = 'routing'), 0) AS routing_bytes "
             "FROM screenshots"
         )[0]
         return SizesRow(**steps, **images, disk_bytes=self.bytes_on_disk())

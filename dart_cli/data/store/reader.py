@@ -254,7 +254,7 @@ class Reader(Analytics):
             (json.dumps([(sample.trajectory_id, sample.step) for sample in planned]),),
         )
         for sample, row in zip(planned, rows, strict=True):
-            yield batch_step_of(sample, row)
+            yield batch_step_of(sample, row, self.screenshots)
 
     def batch_rows(self, batch_id: int) -> list[SampleRow]:
         """Return every step of the trajectories of a batch, trained on or left out, with the reason.

@@ -228,6 +228,7 @@ class SizesRow:
     step_bytes: int  # texts, tokens and their numbers, as stored
     screenshots: int
     screenshot_bytes: int
+    routing_bytes: int  # of mixtures' choices of experts
     disk_bytes: int  # the database with its write-ahead log
 
 

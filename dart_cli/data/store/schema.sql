@@ -76,6 +76,7 @@ CREATE TABLE steps (
     version_spans BLOB NOT NULL,
     patches BLOB NOT NULL,               -- drawn by pointers
     pointed BLOB NOT NULL,               -- the pointers' maps
+    routing TEXT NOT NULL,               -- JSON list: keys of screenshots, the parts of its routing
     text TEXT NOT NULL,
     action TEXT,                         -- JSON; NULL if the text is no action
     error TEXT NOT NULL,
@@ -89,7 +90,7 @@ CREATE TABLE steps (
 );
 CREATE TABLE screenshots (
     hash TEXT PRIMARY KEY,               -- envs.contract.blobs.content_hash
-    media_type TEXT NOT NULL,
+    media_type TEXT NOT NULL,            -- image/png, ...; `routing` for part of a step's routing
     bytes BLOB NOT NULL
 );
 CREATE TABLE screenshot_uses (           -- the newest group that shows each; apart from the images

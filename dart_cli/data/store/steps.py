@@ -15,6 +15,10 @@ Blobs are little-endian on every machine:
              is int32, deflated
     floats   float64: log-probabilities and entropies, bit for bit as they came
     maps     a length, JSON, deflate: the shapes and candidates of pointer maps, then their heat
+
+The routing of a step, which has hundreds of bytes for each token, is stored in parts of ROUTING_PART tokens, each
+once by the hash of its content. So the tokens that prompts have in common, such as the first screen of a group, take
+space once.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import eq
 from typing import Any
@@ -34,6 +38,7 @@ from pydantic_core import from_json, to_json
 from bus.messages import PointerCandidate, PointerMap, SampledTokens, StepRecord, VersionSpan
 from bus.packed import FloatArray, IntArray, float64s, int32s, little_endian
 from dart_cli.data.store.rows import PlannedSample
+from envs.contract.blobs import content_hash
 
 _SHORT = b"R"
 """First byte of a prompt in the short form; zlib never begins with it."""
@@ -45,6 +50,12 @@ _MANY = b"\xfe\xff\xff\0"
 
 _HIGHEST = 3 if sys.byteorder == "little" else 0
 """Index of the highest of the four bytes of a machine's integer."""
+
+
+ROUTING = "routing"
+"""The media type of a part of a step's routing, in the table of screenshots."""
+ROUTING_PART = 64
+"""Tokens of one part of a step's routing."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,7 @@ class BatchStep:
     worker: str = ""
     reward: float | None = None  # as in PlannedSample
     baseline: float | None = None  # likewise
+    routing: bytes = b""  # [P + A - 1, layers, chosen], as in SampledTokens
 
 
 BATCH_COLUMNS = (
@@ -98,6 +110,7 @@ BATCH_COLUMNS = (
     "version_spans",
     "patches",
     "worker",
+    "routing",
 )
 """The columns that `batch_step_of` reads, in its order."""
 
@@ -120,6 +133,7 @@ def columns_of(
         "version_spans": pack_spans(spans),
         "patches": pack_ids(sampled.patches),
         "pointed": pack_maps(step.pointed),
+        "routing": _json([content_hash(part) for part in routing_parts(step)]),
         "text": step.text,
         "action": None if step.action is None else _json(step.action),
         "error": step.error,
@@ -141,6 +155,7 @@ def step_of(row: dict[str, Any]) -> StepRow:
         version_spans=unpack_spans(row.pop("version_spans")),
         patches=unpack_ids(row.pop("patches")),
     )
+    del row["routing"]  # only batches have it
     row |= {
         "sampled": sampled,
         "image_hashes": from_json(row["image_hashes"]),
@@ -151,9 +166,27 @@ def step_of(row: dict[str, Any]) -> StepRow:
     return StepRow(**row)
 
 
-def batch_step_of(planned: PlannedSample, columns: Sequence[Any]) -> BatchStep:
-    """Return a step of a batch from its BATCH_COLUMNS; its numbers stay packed arrays."""
-    hashes, prompt, token_ids, logprobs, spans, patches, worker = columns
+def routing_parts(step: StepRecord | StepRow) -> list[bytes]:
+    """Return the routing of a step in parts of ROUTING_PART tokens; the last one may be shorter."""
+    routing = step.sampled.routing
+    tokens = len(step.prompt_token_ids) + len(step.sampled.token_ids) - 1
+    size = ROUTING_PART * (len(routing) // tokens) or 1
+    return [routing[start : start + size] for start in range(0, len(routing), size)]
+
+
+def batch_step_of(
+    planned: PlannedSample,
+    columns: Sequence[Any],
+    read_parts: Callable[[Sequence[str]], Mapping[str, bytes]],
+) -> BatchStep:
+    """Return a step of a batch from its BATCH_COLUMNS; its numbers stay packed arrays.
+
+    `read_parts` returns the parts of a routing by their keys. A step of which one is missing has none.
+    """
+    hashes, prompt, token_ids, logprobs, spans, patches, worker, routing = columns
+    # Other weights chose the experts of a member of the pool.
+    keys = [] if planned.reason == "pool" else from_json(routing)
+    parts = read_parts(keys) if keys else {}
     return BatchStep(
         group_id=planned.group_id,
         trajectory_id=planned.trajectory_id,
@@ -168,6 +201,7 @@ def batch_step_of(planned: PlannedSample, columns: Sequence[Any]) -> BatchStep:
         weight=planned.weight,
         patches=unpack_ids(patches),
         worker=worker,
+        routing=b"".join(parts[key] for key in keys) if parts.keys() >= {*keys} else b"",
         reward=planned.reward,
         baseline=planned.baseline,
     )

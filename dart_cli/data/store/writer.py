@@ -32,7 +32,7 @@ from dart_cli.data.store.rows import (
     RunRow,
     UsageRow,
 )
-from dart_cli.data.store.steps import StepRow, columns_of, span_versions
+from dart_cli.data.store.steps import ROUTING, StepRow, columns_of, routing_parts, span_versions
 from envs.contract.base import Task, reward_of
 from envs.contract.blobs import content_hash, image_type
 
@@ -193,6 +193,8 @@ class Store(Reader, Transactions):
         self._add_screenshot(group, screenshot, record.media_type, record.screenshot)
         for image in record.images:
             self._add_screenshot(group, content_hash(image), media_type(image), image)
+        for part in routing_parts(record):
+            self._add_screenshot(group, content_hash(part), ROUTING, part)
         return True
 
     def _add_step(

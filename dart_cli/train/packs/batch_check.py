@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from bus.errors import ProtocolError
 from bus.messages import Batch, Chain, Sample
 from dart_cli.language.pointer_tokens import patch_mistake
+from dart_cli.policy.experts import RoutingShape, routing_array
 from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.train.packs.batch_tokens import image_sizes, int32_array
 
@@ -71,6 +72,14 @@ def _chain_fault(
     if missing:
         return f"image {missing[0]} is missing"
     token_ids = int32_array(chain.token_ids)
+    if chain.routing:
+        shape = RoutingShape.of(policy.model)
+        if shape is None:
+            return "it has the routing of a mixture of experts, which this model is not"
+        if len(chain.routing) != len(token_ids) * shape.nbytes:
+            return f"{len(chain.routing)} bytes of routing, {len(token_ids)} tokens need {shape.nbytes} each"
+        if int(routing_array(chain.routing, shape).max()) >= shape.experts:
+            return f"its routing names an expert beyond the model's {shape.experts}"
     if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < vocabulary:
         return "a token id is not in the vocabulary"
     places = np.flatnonzero(token_ids == policy.image_token_id)

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from bus.messages import Batch, Sample
 from bus.packed import IntArray
 from bus.ranks import PackedBatch
+from dart_cli.policy.experts import Choices, Replay, RoutingShape, routing_array
 from dart_cli.policy.forward import ImageFeatures, image_features, rope_positions
 from dart_cli.policy.images import PreparedImage
 from dart_cli.policy.loader import LoadedPolicy
@@ -104,6 +105,7 @@ class PackMaker:
         self._ends = [{row[0]: row[1] for row in _table(nodes.ends, 2)} for nodes in part.packs]
         self._weights = token_weights
         self._policy = policy
+        self._routing = RoutingShape.of(policy.model)
         self._sizes = image_sizes(part.batch, policy)
         self._samples_of_chain: dict[int, list[int]] = {}
         for index, sample in enumerate(part.batch.samples):
@@ -141,6 +143,12 @@ class PackMaker:
             for chain in chains
         }
         place = {name: index for index, name in enumerate(images)}
+        choices = {chain: self._choices(chain) for chain in chains}
+        replay = None
+        if self._routing is not None and any(each.any() for each in choices.values()):
+            replay = Replay(
+                np.concatenate([choices[chain][begin:end] for _, chain, begin, end in table])
+            )
         inputs = PackedInputs(
             input_ids=_tensor(
                 np.concatenate([tokens[chain][begin:end] for _, chain, begin, end in table])
@@ -149,6 +157,7 @@ class PackMaker:
             layout=PackLayout(tuple(starts.tolist()), tuple(parent for parent, *_ in table)),
             images=tuple(images.values()),
             image_order=tuple(place[name] for name in self._images_in_order(number)),
+            replay=replay,
         )
         return self._scored(inputs, features, number, starts, place)
 
@@ -196,6 +205,16 @@ class PackMaker:
             samples=tuple(samples),
             pointers=pointers,
         )
+
+    def _choices(self, chain: int) -> Choices:
+        """Return the experts [L, layers, chosen] that the tokens of a chain had; zeros without a record."""
+        shape, own = self._routing, self._batch.chains[chain]
+        if shape is None:
+            return np.zeros((0, 0, 0), dtype=np.uint8)
+        if not own.routing:
+            sizes = (len(own.token_ids), shape.layers, shape.chosen)
+            return np.zeros(sizes, dtype=shape.dtype)
+        return routing_array(own.routing, shape)
 
     def _tokens(self, chain: int) -> NDArray[np.int32]:
         return int32_array(self._batch.chains[chain].token_ids)

@@ -158,7 +158,9 @@ def _cut_chain(chain: Chain, length: int, image_token: int, sizes: Mapping[str, 
         if placeholders > 0:
             names.append(name)
             placeholders -= sizes[name]
-    return chain.model_copy(update={"token_ids": token_ids, "image_hashes": names})
+    routing = chain.routing[: len(chain.routing) // len(chain.token_ids) * length]
+    cut = {"token_ids": token_ids, "image_hashes": names, "routing": routing}
+    return chain.model_copy(update=cut)
 
 
 def _tokens_of(
