@@ -10,10 +10,12 @@
 
 A trained parameter is a float32 shard. FSDP2 casts it to `compute` (bfloat16) when it gathers the parameter
 for a forward pass, and sums its gradients over ranks in float32. Frozen parameters (a frozen vision tower,
-the base under adapters) are whole on each rank in the model's type, and FSDP2 ignores them. These modules
-are units, each gathered just before it runs and freed after it:
+the base under adapters) are whole on each rank in the model's type, and FSDP2 ignores them. Only the experts of
+a mixture under adapters, which are nearly the whole model, are shards in the model's type. These modules are
+units, each gathered just before it runs and freed after it:
 
-    each language layer; each vision block and the rest of the tower, if it is trained;
+    each language layer; the experts of each layer under adapters;
+    each vision block and the rest of the tower, if it is trained;
     the input embedding, unless it is tied to the head;
     the root: final norm and head (and the tied embedding), which stays gathered from forward to backward.
 
@@ -52,6 +54,7 @@ from dart_cli.algo.memory_bounds import WHOLE_GRADIENTS_BYTES
 from dart_cli.config.schema import LoraConfig, Pointing
 from dart_cli.hardware import accelerator
 from dart_cli.hardware.device import check_memory
+from dart_cli.policy.experts import RoutingShape
 from dart_cli.policy.loader import LoadedPolicy, load_policy, use_our_layers
 from dart_cli.policy.lora import first_adapters
 from dart_cli.policy.model_files import PolicyFiles, fill, fill_buffers
@@ -117,6 +120,9 @@ def shard(root: nn.Module, model: PreTrainedModel, plan: ShardingPlan) -> None:
     all of its parameters become shards in their own type.
     """
     trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    frozen_experts = _frozen_experts(model) if trained and plan.mesh.size() > 1 else []
+    for experts in frozen_experts:
+        fully_shard(experts, mesh=plan.mesh)
     # Not sharded: frozen parameters of a trained model; in a reference, those shared with the policy.
     ignored = {
         parameter
@@ -139,6 +145,15 @@ def shard(root: nn.Module, model: PreTrainedModel, plan: ShardingPlan) -> None:
             module.set_gradient_divide_factor(1.0)
             # Otherwise FSDP2 asks gloo to divide, which gloo cannot do.
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _frozen_experts(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the module of the experts of each layer, if the model has experts that are not trained."""
+    if RoutingShape.of(model) is None:
+        return []
+    inner: Any = model.model
+    experts = [layer.mlp.experts for layer in inner.language_model.layers]
+    return [each for each in experts if not any(part.requires_grad for part in each.parameters())]
 
 
 def _units(model: PreTrainedModel) -> Iterator[nn.Module]:

@@ -10,8 +10,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from dart_cli.config.schema import LoraConfig
 from dart_cli.policy import model_files
 from dart_cli.policy.loader import LoadedPolicy, load_policy
+from dart_cli.policy.packed import use_recompute
 from dart_cli.policy.pointer_head import head_of
 from dart_cli.train import sharded
 from dart_cli.train.base import read_all
@@ -176,3 +178,46 @@ def loaded(rank: int, size: int, folder: Path) -> dict[str, Any]:
         equal = equal and torch.equal(local, value.to(local.dtype))
     buffers = {name: each.numpy() for name, each in policy.model.named_buffers()}
     return {"held": sizes, "read": read[0].read_bytes, "equal": equal, "buffers": buffers}
+
+
+def adapted(
+    rank: int, size: int, folder: Path, *, plain: bool = False, recompute: bool = False
+) -> dict[str, Any]:
+    """Return loss and gradients of adapters of a mixture after two packs, and the bytes of its experts here."""
+    lora = LoraConfig(rank=4, alpha=8.0)
+    if plain:
+        policy = load_policy(folder, lora=lora)
+        root: nn.Module = Root(policy)
+    else:
+        plan = ShardingPlan(init_device_mesh("cpu", (size,)), torch.device("cpu"), torch.float32)
+        policy, root = load_sharded(folder, plan, prepare=lambda _: None, root=Root, lora=lora)
+    if recompute:
+        use_recompute(policy.model)
+    named = dict(policy.model.named_parameters())
+    trained = {name: each for name, each in named.items() if each.requires_grad}
+    gradients = Gradients(root, trained.values())
+    loss = torch.zeros((), dtype=torch.float64)
+    mine = list(range(rank, BATCH, size))
+    for number in mine:
+        gradients.before(is_last=number == mine[-1])
+        part = -root(sample(policy.model, number))[0].sum() / 100
+        part.backward()
+        loss += part.detach().double()
+    if size > 1:
+        torch.distributed.all_reduce(loss)
+    stacked = [each for name, each in named.items() if ".mlp.experts." in name]
+    return {
+        "loss": loss.item(),
+        "gradients": {name: whole(each.grad) for name, each in trained.items()},
+        "experts": sum(local_shard(each.data).untyped_storage().nbytes() for each in stacked),
+        "whole": sum(each.numel() * each.element_size() for each in stacked),
+    }
+
+
+def all_adapted(rank: int, size: int, folders: dict[str, Path]) -> dict[str, Any]:
+    """Run `adapted` for several models in one world, without and with recomputation."""
+    return {
+        (kind, recompute): adapted(rank, size, folder, recompute=recompute)
+        for kind, folder in folders.items()
+        for recompute in (False, True)
+    }

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from bus.errors import ModelError
+from dart_cli.config.architecture import MIXTURES
 from dart_cli.policy.loader import load_policy
 from dart_cli.policy.model_files import PolicyFiles, fill
 from scripts.small_models import build
@@ -110,6 +111,21 @@ def test_what_is_published_is_the_whole_model_in_its_own_type(
     assert result.keys() == expected.keys()
     for name, each in expected.items():
         assert np.array_equal(result[name], each.view(torch.int16).numpy()), name
+
+
+def test_experts_under_adapters_are_shared_over_the_ranks(family: Callable[[str], Path]) -> None:
+    """Two ranks hold half of the experts each, and their adapters get the gradients of one process."""
+    folders = {kind: family(kind) for kind in MIXTURES}
+    ranks = run_world(2, cases.all_adapted, folders)
+    for kind, folder in folders.items():
+        plain = cases.adapted(0, 1, folder, plain=True)
+        for result in (rank[kind, recompute] for rank in ranks for recompute in (False, True)):
+            assert result["experts"] == result["whole"] / 2 == plain["experts"] / 2
+            assert result["loss"] == pytest.approx(plain["loss"], rel=1e-6)
+            assert result["gradients"].keys() == plain["gradients"].keys()
+            for name, gradient in plain["gradients"].items():
+                gap = np.abs(result["gradients"][name] - gradient).max()
+                assert gap <= 1e-5 * np.abs(gradient).max() + 1e-9, name
 
 
 def test_an_incomplete_folder_is_refused_by_the_name_of_the_tensor(tmp_path: Path) -> None:
