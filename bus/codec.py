@@ -167,7 +167,7 @@ def _lift_blobs(value: Any, blobs: _Blobs) -> Any:
     if kind in _SCALARS:
         return value
     if kind is bytes:
-        return blobs.add(value)
+        return blobs.add(value) if value else value  # empty bytes need no frame
     if isinstance(value, Message):
         fields = dict(value.__dict__)
         for name, code in _packed_fields(type(value)):

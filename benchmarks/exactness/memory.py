@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
@@ -41,9 +41,13 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForImageTextTo
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dart_cli.algo.chunked import token_scores
-from dart_cli.config.architecture import is_tied, shape_of
-from dart_cli.doctor.trainer_memory import TrainerMemory, TrainerSetup, trainer_memory
+from dart_cli.config.architecture import HYBRID, NEWER, is_tied, shape_of
+from dart_cli.config.published import PUBLISHED
+from dart_cli.config.schema import LoraConfig
+from dart_cli.doctor.trainer_memory import WIDTH, TrainerMemory, TrainerSetup, trainer_memory
 from dart_cli.policy import delta_net
+from dart_cli.policy.experts import use_routing
+from dart_cli.policy.lora import add_adapters
 from dart_cli.policy.pack_plan import PackLayout
 from dart_cli.policy.packed import use_recompute
 from dart_cli.policy.state_plan import NodeGroup, StatePlan, plan_layout
@@ -87,8 +91,23 @@ SMALL_HYBRID: dict[str, Any] = {
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 64,
 }
+_MIXTURE = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 192}
+SMALL_MIXTURE: dict[str, Any] = {**SMALL, **_MIXTURE, "head_dim": 64}
+SMALL_HYBRID_MIXTURE: dict[str, Any] = {
+    **SMALL_HYBRID,
+    **_MIXTURE,
+    "shared_expert_intermediate_size": 192,
+}
 RULE_CHUNK = 64
 """Tokens of a chunk of the gated delta rule."""
+
+
+WIDTHS = {
+    "qwen3_5": (SMALL_HYBRID, NINE_B),
+    "qwen3_vl_moe": (SMALL_MIXTURE, PUBLISHED["qwen3_vl_moe"].tree["text_config"]),
+    "qwen3_5_moe": (SMALL_HYBRID_MIXTURE, PUBLISHED["qwen3_5_moe"].tree["text_config"]),
+}
+"""Small widths of a class and those of a published model, where they differ from SMALL and SEVEN_B."""
 
 
 def _causal(
@@ -210,13 +229,13 @@ def tree_of(kind: str, text: dict[str, Any], layers: int) -> dict[str, Any]:
     """Return a config.json of `kind` with these sizes of its language model and a small vision tower."""
     tree = copy.deepcopy({**FAMILIES[kind].config, "model_type": kind})
     head = text.get("head_dim", text["hidden_size"] // text["num_attention_heads"])
-    rotated = head // 4 if kind == "qwen3_5" else head
+    rotated = head // 4 if kind in HYBRID else head
     sections = [rotated // 2 - 2 * (rotated * 3 // 16), rotated * 3 // 16, rotated * 3 // 16]
     inner = tree.get("text_config", tree)
     inner |= {**text, "num_hidden_layers": layers, "max_position_embeddings": 131072}
-    if kind == "qwen3_vl":
+    if kind in NEWER:
         inner["head_dim"] = head
-    if kind == "qwen3_5":
+    if kind in HYBRID:
         inner["layer_types"] = None  # every fourth layer attends, as in the published models
     for key in ("rope_scaling", "rope_parameters"):
         if key in inner:
@@ -311,19 +330,43 @@ def _model(kind: str, tree: dict[str, Any], setup: TrainerSetup) -> Any:
     config._attn_implementation = ATTENTION  # noqa: SLF001 - transformers has no other
     tied = is_tied(tree)
     config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = tied
-    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
-    model.model.visual.requires_grad_(False)
+    if setup.adapters:
+        model = _adapted(config, tree, setup)
+    else:
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+        model.model.visual.requires_grad_(False)
     model.eval()
     delta_net.use_states(model)
+    use_routing(model)
     if setup.recompute:
         use_recompute(model)
     return model
 
 
+def _adapted(config: Any, tree: dict[str, Any], setup: TrainerSetup) -> Any:
+    """Return a model with float32 adapters on frozen weights of `setup.dtype`, in tensors of the present mode."""
+    with unset_fake_temporarily(), torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config, dtype=getattr(torch, setup.dtype))
+        add_adapters(model, LoraConfig(rank=setup.adapters // shape_of(tree).adapters(1)))
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            is_trained = weight.requires_grad
+            dtype = torch.float32 if is_trained else weight.dtype
+            fresh = nn.Parameter(torch.empty(weight.shape, dtype=dtype), requires_grad=is_trained)
+            module.register_parameter(name, fresh)
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            module.register_buffer(name, torch.empty(buffer.shape, dtype=buffer.dtype))
+    return model
+
+
 def predicted(tree: dict[str, Any], setup: TrainerSetup) -> TrainerMemory:
     """Return the doctor's formulas of the same update; no frozen tower stands beside it."""
-    memory = trainer_memory(shape_of(tree), setup, whole_gradients=0)
-    return replace(memory, permanent={**memory.permanent, "frozen": 0})
+    shape = shape_of(tree)
+    memory = trainer_memory(shape, setup, whole_gradients=0)
+    tower = WIDTH[setup.dtype] * shape.vision
+    return replace(
+        memory, permanent={**memory.permanent, "frozen": memory.permanent["frozen"] - tower}
+    )
 
 
 def main() -> None:
@@ -338,10 +381,8 @@ def main() -> None:
     parser.add_argument("--recompute", action="store_true")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    if options.kind == "qwen3_5":
-        text = SMALL_HYBRID if options.small else NINE_B
-    else:
-        text = SMALL if options.small else SEVEN_B
+    small, whole = WIDTHS.get(options.kind, (SMALL, SEVEN_B))
+    text = small if options.small else whole
     results = []
     for tokens in options.tokens:
         for layers in options.layers:

@@ -379,6 +379,11 @@ class Shape:
         return self.delta.layer if self.delta and place in self.delta.places else self.layer
 
     @property
+    def routed(self) -> int:
+        """Numbers of a token before and after its experts in one layer, once for each; 0 without experts."""
+        return 2 * self.experts.chosen * self.width if self.experts else 0
+
+    @property
     def routing_bytes(self) -> int:
         """Bytes that say which experts all layers chose for one token; 0 without experts."""
         experts = self.experts

@@ -206,7 +206,7 @@ def _engine(
     if config.rollout.engine != "vllm":
         cache = KV_CACHE_MB * MIB
         prefix_cache = PREFIX_CACHE_MB * MIB
-        passing = longest * wide * (4 * shape.width + 2 * shape.mlp)
+        passing = longest * wide * (4 * shape.width + 2 * shape.mlp + shape.routed)
         prompts = cache / (tokens + states)
         return EnginePlan(wide * shape.parameters, cache + prefix_cache, passing, prompts)
     image_tokens = screens_in_play(config) * screen

@@ -9,7 +9,7 @@ block_activations      what a block of the vision tower stores of a patch, if th
 
 The formulas follow `dart_cli/train` with FSDP2 (docs/hardware.md). Trained parameters are the float32
 masters, in shards over the ranks, with float32 gradients and AdamW's two moments. Frozen parameters are whole
-on each rank in `model.dtype`. Each layer of the language model, the embedding and the head is a unit that is
+on each rank in `model.dtype`, but for the experts of a mixture under adapters, which are shards. Each layer of the language model, the embedding and the head is a unit that is
 gathered in `model.dtype` and whose gradients are reduced in float32. In float32 on one rank all are plain
 tensors. tests/doctor/test_trainer_memory.py compares the formulas with torch's own count of the
 memory of an update, which needs no data.
@@ -111,7 +111,25 @@ def trained_parameters(shape: Shape, setup: TrainerSetup) -> int:
     return shape.text + vision + (shape.pointer if setup.points else 0)
 
 
-def layer_activations(shape: Shape, dtype: str) -> int:
+def mixture_activations(shape: Shape, dtype: str, *, trained: bool = True) -> int:
+    """Return the bytes that the experts of a layer store of a token for the backward pass, without recompute.
+
+    Each chosen expert stores gate with up, the activation of gate, and its output, and where it is trained also its
+    input and the product. The shared expert stores what an MLP does, and its output, which a gate multiplies. The
+    router stores the probabilities of all experts in float32, and the indices of the chosen ones.
+    """
+    wide, experts = WIDTH[dtype], shape.experts
+    if experts is None:
+        return 0
+    routed = shape.width + 3 * experts.neurons
+    if trained:
+        routed += shape.width + experts.neurons
+    shared = 4 * experts.shared + shape.width + 1 if experts.shared else 0
+    router = 4 * experts.count + 4 + (36 + wide) * experts.chosen
+    return wide * (experts.chosen * routed + shared) + router
+
+
+def layer_activations(shape: Shape, dtype: str, *, trained: bool = True) -> int:
     """Return the bytes that a layer with attention stores of a token for the backward pass, without recompute.
 
     Attention stores queries, keys, values, its output, and the float32 logarithm of each head's sum; where a
@@ -128,10 +146,10 @@ def layer_activations(shape: Shape, dtype: str) -> int:
             dtype == "float32"
         ):  # where queries need no copy to be normalised, their gates stay beside them
             attention += wide * queries
-    return _around(shape, wide) + attention
+    return _around(shape, dtype, trained=trained) + attention
 
 
-def recurrence_activations(shape: Shape, dtype: str) -> int:
+def recurrence_activations(shape: Shape, dtype: str, *, trained: bool = True) -> int:
     """Return the bytes that a DeltaNet layer stores of a token for the backward pass, without recompute.
 
     The convolution stores its input and its output. The rule is another one for each dtype
@@ -149,15 +167,19 @@ def recurrence_activations(shape: Shape, dtype: str) -> int:
     else:
         rule = wide * (2 * keys + values + RULE_CHUNK * heads) + 28 * heads
     convolution, norm = 2 * wide * delta.mixed, 3 * (4 + wide) * values
-    return _around(shape, wide) + convolution + rule + norm
+    return _around(shape, dtype, trained=trained) + convolution + rule + norm
 
 
-def _around(shape: Shape, wide: int) -> int:
+def _around(shape: Shape, dtype: str, *, trained: bool) -> int:
     """Return the bytes that a layer stores of a token beside its attention: two norms and the MLP.
 
     The MLP stores gate, its activation, up, and their product.
     """
-    return 2 * _norm(shape, wide) * shape.width + 4 * wide * shape.mlp
+    wide = WIDTH[dtype]
+    mlp = 4 * wide * shape.mlp
+    if shape.experts is not None:
+        mlp = mixture_activations(shape, dtype, trained=trained)
+    return 2 * _norm(shape, wide) * shape.width + mlp
 
 
 def _norm(shape: Shape, wide: int) -> int:
@@ -168,11 +190,16 @@ def _norm(shape: Shape, wide: int) -> int:
     return 8 + wide if shape.gated else 4 + 2 * wide
 
 
-def _layers(shape: Shape, dtype: str, count: int) -> int:
-    """Return the bytes that the first `count` layers store of a token, without recompute."""
+def _layers(shape: Shape, setup: TrainerSetup, count: int) -> int:
+    """Return the bytes that the first `count` layers store of a token, without recompute.
+
+    With adapters, experts are not trained.
+    """
     recurrences = sum(place < count for place in shape.delta.places) if shape.delta else 0
-    with_attention = (count - recurrences) * layer_activations(shape, dtype)
-    return with_attention + recurrences * recurrence_activations(shape, dtype)
+    trained = not setup.adapters
+    one = layer_activations(shape, setup.dtype, trained=trained)
+    recurrence = recurrence_activations(shape, setup.dtype, trained=trained)
+    return (count - recurrences) * one + recurrences * recurrence
 
 
 def block_activations(shape: Shape, dtype: str) -> int:
@@ -227,6 +254,9 @@ def _permanent(shape: Shape, setup: TrainerSetup, whole_gradients: int) -> dict[
     wide, trained = WIDTH[setup.dtype], trained_parameters(shape, setup)
     # With LoRA the whole model is frozen.
     frozen = shape.parameters - (0 if setup.adapters else trained)
+    if setup.adapters and shape.experts is not None:  # experts under adapters are shards
+        stacked = shape.layers * shape.experts.stacked
+        frozen -= stacked - -(-stacked // setup.ranks)
     shared = 0 if setup.offload else -(-trained // setup.ranks)
     gradients = GRADIENT * shared
     if setup.sharded and GRADIENT * trained <= whole_gradients:
@@ -254,7 +284,10 @@ def _at_teacher(teacher: Shape, setup: TrainerSetup) -> dict[str, int]:
     layers = sorted(map(teacher.parameters_of, range(teacher.layers)))[-2:]
     return {
         "activations": setup.tokens
-        * (wide * (4 * teacher.width + 3 * teacher.mlp) + _positions(teacher, wide)),
+        * (
+            wide * (4 * teacher.width + 3 * teacher.mlp + teacher.routed)
+            + _positions(teacher, wide)
+        ),
         "features": _features(teacher, setup, wide),
         "gathered": wide * (2 * teacher.embedding + sum(layers)) if setup.sharded else 0,
         "head": 8 * block,
@@ -270,7 +303,7 @@ def _at_head(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
         "activations": setup.tokens
         * (_stored(shape, setup, shape.layers) + last_norm + _positions(shape, wide)),
         "features": _features(shape, setup, wide),
-        "gathered": gathered,
+        "gathered": gathered + _frozen_experts(shape, setup, 1),
         "head": _scoring(shape, setup, wide),
     }
 
@@ -302,7 +335,9 @@ def _at_norm(shape: Shape, setup: TrainerSetup) -> dict[str, int]:
         "activations": setup.tokens
         * (_stored(shape, setup, shape.layers) + norm + _positions(shape, wide)),
         "features": _features(shape, setup, wide),
-        "gathered": wide * (shape.embedding + last) if gathers else 0,
+        "gathered": wide * (shape.embedding + last)
+        if gathers
+        else _frozen_experts(shape, setup, 1),
         "head": wide * shape.embedding if gathers else 0,
     }
 
@@ -314,9 +349,11 @@ def _at_layer(shape: Shape, setup: TrainerSetup, index: int) -> dict[str, int]:
     already, and the gradients of the layer after it are being reduced.
     """
     wide = WIDTH[setup.dtype]
-    one = _layers(shape, setup.dtype, index) - _layers(shape, setup.dtype, index - 1)
+    one = _layers(shape, setup, index) - _layers(shape, setup, index - 1)
     others = _stored(shape, setup, index if setup.recompute else index - 1)
     backward = 2 * wide * shape.mlp + 2 * wide * shape.width
+    if shape.experts is not None:
+        backward = 2 * wide * shape.experts.chosen * shape.width
     own = shape.parameters_of(index - 1)
     before = 0 if shape.tied else shape.embedding
     if index > 1:
@@ -326,7 +363,9 @@ def _at_layer(shape: Shape, setup: TrainerSetup, index: int) -> dict[str, int]:
     return {
         "activations": setup.tokens * (others + one + backward + _positions(shape, wide)),
         "features": _features(shape, setup, wide),
-        "gathered": wide * (shape.embedding + own + before) if gathers else 0,
+        "gathered": wide * (shape.embedding + own + before)
+        if gathers
+        else _frozen_experts(shape, setup, 2),
         "head": wide * shape.embedding if gathers else 0,
         "reduced": reduced if gathers else 0,
     }
@@ -378,11 +417,21 @@ def _gathers(setup: TrainerSetup) -> bool:
     return setup.sharded and not setup.adapters
 
 
+def _frozen_experts(shape: Shape, setup: TrainerSetup, layers: int) -> int:
+    """Return the bytes of the experts under adapters of `layers` layers, gathered from shards; 0 of any other model.
+
+    Which of two layers are gathered at a time depends on the kernels; two are the most.
+    """
+    if not setup.adapters or shape.experts is None or setup.ranks == 1:
+        return 0
+    return layers * WIDTH[setup.dtype] * shape.experts.stacked
+
+
 def _stored(shape: Shape, setup: TrainerSetup, count: int) -> int:
     """Return the bytes that the first `count` layers keep of a token; with recompute only their inputs."""
     if setup.recompute:
         return count * WIDTH[setup.dtype] * shape.width
-    return _layers(shape, setup.dtype, count)
+    return _layers(shape, setup, count)
 
 
 def _positions(shape: Shape, wide: int) -> int:

@@ -6,6 +6,7 @@ loader          loads a policy folder
 model_files     reads the tensors of a model folder one by one, and writes a model folder
 forward         the engine's forward pass, and the log-probabilities that tokens are sampled from
 packed          the trainer's forward pass over a pack of trees, with layers that may be recomputed
+experts         the choice of experts in mixtures, which engines record and the trainer replays
 delta_net       the forward pass of layers with a recurrent state
 state_plan      the index tables with which such layers compute trees and batches
 pack_plan       the index tables that say which tokens of a pack attend to which
