@@ -275,7 +275,7 @@ class Experts:
     """The MLPs of a mixture of experts; all layers of a model have equal ones. All counts are of numbers."""
 
     count: int  # experts of a layer
-    chosen: int  # experts that the router of a layer chooses for each token
+    per_token: int  # experts that the router of a layer chooses for each token
     neurons: int  # of one expert
     shared: int  # neurons of the expert that every token passes; 0 without one
     width: int  # hidden_size
@@ -283,7 +283,7 @@ class Experts:
     @property
     def active_neurons(self) -> int:
         """Neurons of a layer that one token passes."""
-        return self.chosen * self.neurons + self.shared
+        return self.per_token * self.neurons + self.shared
 
     @property
     def stacked(self) -> int:
@@ -293,7 +293,7 @@ class Experts:
     @property
     def idle(self) -> int:
         """Parameters of one layer that one token does not pass."""
-        return self.stacked - 3 * self.width * self.chosen * self.neurons
+        return self.stacked - 3 * self.width * self.per_token * self.neurons
 
     @property
     def layer(self) -> int:
@@ -381,13 +381,13 @@ class Shape:
     @property
     def routed(self) -> int:
         """Numbers of a token before and after its experts in one layer, once for each; 0 without experts."""
-        return 2 * self.experts.chosen * self.width if self.experts else 0
+        return 2 * self.experts.per_token * self.width if self.experts else 0
 
     @property
     def routing_bytes(self) -> int:
         """Bytes that say which experts all layers chose for one token; 0 without experts."""
         experts = self.experts
-        return self.layers * experts.chosen * experts.index_bytes if experts else 0
+        return self.layers * experts.per_token * experts.index_bytes if experts else 0
 
     @property
     def cached(self) -> int:
@@ -468,10 +468,10 @@ def _experts(config: Mapping[str, Any], text: Sizes) -> Experts:
                 f"{key} is {str(part[key])[:40]}, so that some layers have no experts, which dart does not load; "
                 "take a checkpoint whose layers all have experts"
             )
-    count, chosen = text["num_experts"], text["num_experts_per_tok"]
-    if not 1 < chosen <= count <= MOST_EXPERTS:
+    count, per_token = text["num_experts"], text["num_experts_per_tok"]
+    if not 1 < per_token <= count <= MOST_EXPERTS:
         raise ModelError(
-            f"num_experts_per_tok = {chosen} of num_experts = {count}: a token needs two experts or more, and there "
+            f"num_experts_per_tok = {per_token} of num_experts = {count}: a token needs two experts or more, and there "
             f"must be as many, and at most {MOST_EXPERTS}"
         )
     neurons, width = text["moe_intermediate_size"], text["hidden_size"]
@@ -483,7 +483,7 @@ def _experts(config: Mapping[str, Any], text: Sizes) -> Experts:
     shared = "shared_expert_intermediate_size"
     return Experts(
         count=count,
-        chosen=chosen,
+        per_token=per_token,
         neurons=neurons,
         shared=text[shared] if text.has(shared) else 0,
         width=width,

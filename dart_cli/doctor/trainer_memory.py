@@ -125,8 +125,8 @@ def mixture_activations(shape: Shape, dtype: str, *, trained: bool = True) -> in
     if trained:
         routed += shape.width + experts.neurons
     shared = 4 * experts.shared + shape.width + 1 if experts.shared else 0
-    router = 4 * experts.count + 4 + (36 + wide) * experts.chosen
-    return wide * (experts.chosen * routed + shared) + router
+    router = 4 * experts.count + 4 + (36 + wide) * experts.per_token
+    return wide * (experts.per_token * routed + shared) + router
 
 
 def layer_activations(shape: Shape, dtype: str, *, trained: bool = True) -> int:
@@ -353,7 +353,7 @@ def _at_layer(shape: Shape, setup: TrainerSetup, index: int) -> dict[str, int]:
     others = _stored(shape, setup, index if setup.recompute else index - 1)
     backward = 2 * wide * shape.mlp + 2 * wide * shape.width
     if shape.experts is not None:
-        backward = 2 * wide * shape.experts.chosen * shape.width
+        backward = 2 * wide * shape.experts.per_token * shape.width
     own = shape.parameters_of(index - 1)
     before = 0 if shape.tied else shape.embedding
     if index > 1:

@@ -6,7 +6,7 @@
     Replay          the choice that a pack's tokens had in the rollout, in place of the routers' own
     routing_array   the bytes of a message -> an array
 
-A router scores all experts of its layer for a token, and the token passes the `chosen` best of them. Where two
+A router scores all experts of its layer for a token, and the token passes some of the best of them. Where two
 experts score alike, rounding decides, and the next experts see another input. So engine and trainer would
 compute different functions of the same weights; training without the rollout's choice has collapsed
 (Megatron-LM#4168). A replay gives each router the experts that the token had. Their weights are still the
@@ -40,7 +40,7 @@ class RoutingShape(NamedTuple):
     """The numbers that say which experts all layers of a model chose for one token."""
 
     layers: int
-    chosen: int  # experts of a token in one layer
+    per_token: int  # experts of a token in one layer
     experts: int  # of one layer
 
     @classmethod
@@ -59,7 +59,7 @@ class RoutingShape(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of one token."""
-        return self.layers * self.chosen * self.dtype.itemsize
+        return self.layers * self.per_token * self.dtype.itemsize
 
 
 def routing_array(routing: bytes, shape: RoutingShape) -> Choices:
@@ -67,7 +67,7 @@ def routing_array(routing: bytes, shape: RoutingShape) -> Choices:
 
     Whether the indices are those of experts, `check_batch` of the trainer has checked.
     """
-    return np.frombuffer(routing, dtype=shape.dtype).reshape(-1, shape.layers, shape.chosen)
+    return np.frombuffer(routing, dtype=shape.dtype).reshape(-1, shape.layers, shape.per_token)
 
 
 class Recording:
@@ -79,7 +79,7 @@ class Recording:
 
     def route(self, layer: int, probabilities: torch.Tensor) -> torch.Tensor:
         """Return the indices [T, chosen] of the best experts of a layer, and note them."""
-        indices = probabilities.topk(self._shape.chosen, dim=-1).indices
+        indices = probabilities.topk(self._shape.per_token, dim=-1).indices
         self._layers[layer] = indices
         return indices
 
@@ -92,7 +92,7 @@ class Recording:
         # Through int32: few devices convert to unsigned integers of two bytes.
         small = stacked.to(torch.uint8 if self._shape.dtype.itemsize == 1 else torch.int32).cpu()
         array = small.numpy().astype(self._shape.dtype, copy=False)
-        return array.reshape(rows, -1, self._shape.layers, self._shape.chosen)
+        return array.reshape(rows, -1, self._shape.layers, self._shape.per_token)
 
 
 class Replay:
@@ -115,13 +115,13 @@ class Replay:
 
         A layer that is computed again for the backward pass replaces its counts by the same ones.
         """
-        given = self._choices[:, layer].to(probabilities.device, torch.int64)
+        replayed = self._choices[:, layer].to(probabilities.device, torch.int64)
         with torch.no_grad():
-            own = probabilities.topk(given.shape[-1], dim=-1).indices
-            is_recorded = (given != given[:, :1]).any(dim=-1)
-            is_chosen = (own[:, :, None] == given[:, None, :]).any(dim=-1).all(dim=-1)
+            own = probabilities.topk(replayed.shape[-1], dim=-1).indices
+            is_recorded = (replayed != replayed[:, :1]).any(dim=-1)
+            is_chosen = (own[:, :, None] == replayed[:, None, :]).any(dim=-1).all(dim=-1)
             self._counts[layer] = (is_recorded & ~is_chosen).sum(), is_recorded.sum()
-        return torch.where(is_recorded[:, None], given, own)
+        return torch.where(is_recorded[:, None], replayed, own)
 
     @property
     def differing(self) -> int:

@@ -111,7 +111,7 @@ def _cut_text(text: dict[str, Any], config: Mapping[str, Any], shape: Shape, lay
     if shape.experts is not None:
         text |= {
             "num_experts": min(shape.experts.count, EXPERTS),
-            "num_experts_per_tok": min(shape.experts.chosen, CHOSEN),
+            "num_experts_per_tok": min(shape.experts.per_token, CHOSEN),
             "moe_intermediate_size": mlp,
         }
         if shape.experts.shared:

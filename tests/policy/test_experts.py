@@ -34,7 +34,7 @@ def other_choices(policy: LoadedPolicy, tokens: int, seed: int = 0) -> Any:
     shape = shape_of(policy)
     rng = np.random.default_rng(seed)
     every = rng.permuted(np.tile(np.arange(shape.experts), (tokens, shape.layers, 1)), axis=-1)
-    return every[..., : shape.chosen].astype(shape.dtype)
+    return every[..., : shape.per_token].astype(shape.dtype)
 
 
 @every_mixture

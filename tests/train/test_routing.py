@@ -126,7 +126,8 @@ def test_the_record_is_that_of_every_token_whatever_the_cache_has(
         choices = routing_array(one.routing, shape)
         assert len(choices) == len(one.token_ids)
         distinct = [
-            len(set(row)) == shape.chosen for row in choices.reshape(-1, shape.chosen).tolist()
+            len(set(row)) == shape.per_token
+            for row in choices.reshape(-1, shape.per_token).tolist()
         ]
         # Only the last token of the chain has no record: no pass has computed it.
         assert all(distinct[: -shape.layers])

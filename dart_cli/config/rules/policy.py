@@ -9,11 +9,12 @@ from urllib.parse import urlsplit
 
 from bus.errors import ConfigError, ModelError, TaskError
 from dart_cli.config.adapters import folder_problem, lora_problem
-from dart_cli.config.architecture import pointer_ids
+from dart_cli.config.architecture import MIXTURES, pointer_ids
 from dart_cli.config.devices import VLLM_OWN, OwnKey, own_maker, vllm_problem
 from dart_cli.config.model_folder import (
     BUILTIN,
     VERIFIER,
+    folder_of,
     model_folder,
     model_problem,
     read_json,
@@ -37,6 +38,16 @@ from envs.contract.own_code import load_own
 def needs_model(config: Config) -> bool:
     """Return True if a process of the run loads the model; scripted engines do not."""
     return config.rollout.engine in MODEL_ENGINES or config.train.learner == "torch"
+
+
+def is_mixture(config: Config) -> bool:
+    """Return True if the model is a mixture of experts. The rules of [model] report a folder without a config."""
+    folder = folder_of(config)
+    if folder is None:
+        return False
+    with contextlib.suppress(ModelError):
+        return read_json(folder, "config.json").get("model_type") in MIXTURES
+    return False
 
 
 # --- [policy]
@@ -287,6 +298,12 @@ VLLM = Table(
             ),
             "= {value} is one device, vllm.tensor_parallel = {vllm.tensor_parallel} needs "
             '{vllm.tensor_parallel}; set "cuda" and choose by CUDA_VISIBLE_DEVICES',
+        ),
+        Rule(
+            "rollout.engine",
+            is_mixture,
+            '= "vllm" does not say which experts it chose for the screens and tokens of model.path = {model.path}, a '
+            'mixture of experts (docs/policy.md#mixtures-of-experts); set rollout.engine = "transformers"',
         ),
         Rule("rollout.engine", lambda _: vllm_problem(), '= "vllm": {detail}'),
     ),

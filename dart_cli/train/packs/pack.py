@@ -212,7 +212,7 @@ class PackMaker:
         if shape is None:
             return np.zeros((0, 0, 0), dtype=np.uint8)
         if not own.routing:
-            sizes = (len(own.token_ids), shape.layers, shape.chosen)
+            sizes = (len(own.token_ids), shape.layers, shape.per_token)
             return np.zeros(sizes, dtype=shape.dtype)
         return routing_array(own.routing, shape)
 
