@@ -85,7 +85,11 @@ ACT = ActRequest(
     trajectory_id="t-1",
     step=1,
     instruction="open it",
-    turns=[Turn(text="a", screenshot=b"first"), Turn(text="b"), Turn(text="c", screenshot=b"")],
+    turns=[
+        Turn(text="a", screenshot=b"first"),
+        Turn(text="b"),
+        Turn(text="c", screenshot=b"third"),
+    ],
     screenshot=SHOT,
     width=168,
     height=168,
@@ -175,9 +179,17 @@ def test_decoding_gives_back_the_message(message: Message) -> None:
 
 def test_a_screenshot_is_a_raw_frame_and_never_in_the_header() -> None:
     frames = encode(ACT)
-    assert frames[2:] == [b"first", b"", SHOT]
+    assert frames[2:] == [b"first", b"third", SHOT]
     assert frames[-1] is SHOT, "the same object: not copied"
     assert len(frames[1]) < 400
+
+
+def test_empty_bytes_need_no_frame() -> None:
+    turns = [Turn(text="a", screenshot=b""), Turn(text="b", screenshot=None)]
+    message = ACT.model_copy(update={"turns": turns})
+    frames = encode(message)
+    assert frames[2:] == [SHOT]
+    assert decode(frames) == message
 
 
 @pytest.mark.parametrize(

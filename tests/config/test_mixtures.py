@@ -44,7 +44,7 @@ def test_unfit_sizes_are_refused(kind: str, text: dict[str, Any], words: str) ->
 
 @pytest.mark.parametrize("neurons", [32, 64])
 def test_square_stacks_are_refused_where_folders_have_two_orders(neurons: int) -> None:
-    with pytest.raises(ModelError, match="its axes cannot be told apart|axes cannot be told apart"):
+    with pytest.raises(ModelError, match="axes cannot be told apart"):
         shape_of(tree_of("qwen3_vl_moe", moe_intermediate_size=neurons))
     assert shape_of(tree_of("qwen3_5_moe", moe_intermediate_size=neurons)).experts is not None
 

@@ -17,12 +17,14 @@ from bus.errors import CheckpointError, ModelError, RunDirectoryError, UserError
 from bus.weights import WeightsPublished
 from dart_cli.algo.statistics import wilson
 from dart_cli.cli.main import main
+from dart_cli.config.architecture import MIXTURES
 from dart_cli.config.model_folder import TUNED, weight_files
 from dart_cli.config.schema import Config, LoraConfig, ModelConfig
 from dart_cli.data.store.open import open_store
 from dart_cli.evaluation.results import Evaluation, ModeScore, TaskScore, eval_dir
 from dart_cli.export.folder import export_folder
 from dart_cli.policy.loader import load_policy, weight_tensors
+from dart_cli.policy.model_files import PolicyFiles
 from dart_cli.runtime.run_dir import save_config
 from dart_cli.train.checkpoints.identity import TrainedPart, TrainerProgress
 from dart_cli.weights.folder import model_identity
@@ -105,12 +107,21 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("shard", ["5GB", "300KB"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "shard", "count"),
+    [
+        *(
+            ("qwen3_5", dtype, shard, 15)
+            for dtype in ("float32", "bfloat16")
+            for shard in ("5GB", "300KB")
+        ),
+        ("qwen3_5_moe", "bfloat16", "300KB", 19),
+    ],
+)
 def test_the_layer_that_drafts_is_the_bases_and_the_card_says_so(
-    tmp_path: Path, dtype: str, shard: str
+    tmp_path: Path, kind: str, dtype: str, shard: str, count: int
 ) -> None:
-    base = build("qwen3_5", tmp_path / "base")
+    base = build(kind, tmp_path / "base")
     config = run_of(tmp_path, base, dtype)
     tensors = changed(base, dtype)
     publish(tensors, config.run.dir / "weights", 3)
@@ -120,7 +131,7 @@ def test_the_layer_that_drafts_is_the_bases_and_the_card_says_so(
     before, after = tensors_of(base), tensors_of(out)
     assert after.keys() == before.keys()  # the names of published folders
     drafting = {name for name in before if name.startswith("mtp.")}
-    assert len(drafting) == 15  # as in Qwen3.5's folders
+    assert len(drafting) == count  # as in Qwen3.5's folders
     for name in drafting:
         assert torch.equal(after[name], before[name].to(after[name].dtype)), name
     assert {each.dtype for each in after.values()} == {getattr(torch, dtype)}
@@ -130,6 +141,39 @@ def test_the_layer_that_drafts_is_the_bases_and_the_card_says_so(
     assert (
         "The multi-token prediction layer (`mtp.*`) is the base" in (out / "README.md").read_text()
     )
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_experts_are_laid_out_as_in_published_folders_and_read_from_transformers_own(
+    tmp_path: Path, kind: str
+) -> None:
+    """vLLM reads qwen3_vl_moe's stacks transposed, and transformers would save them otherwise."""
+    base = build(kind, tmp_path / "base")
+    config = run_of(tmp_path, base)
+    tensors = changed(base)
+    publish(tensors, config.run.dir / "weights", 3)
+    export_folder(config, tmp_path / "out")
+    layer = "model.language_model.layers.0.mlp.experts"
+    files = tensors_of(tmp_path / "out")
+    for part in ("gate_up_proj", "down_proj"):
+        of_model, of_file = tensors[f"{layer}.{part}"], files[f"{layer}.{part}"]
+        if kind == "qwen3_vl_moe":
+            of_model = of_model.transpose(1, 2)
+        assert torch.equal(of_file, of_model)
+    assert {name: each.shape for name, each in files.items()} == {
+        name: each.shape for name, each in tensors_of(base).items()
+    }
+
+    # A folder as transformers saves it: each expert by itself, or stacks in the model's order.
+    model = load_policy(tmp_path / "out").model
+    model.save_pretrained(tmp_path / "theirs")
+    with PolicyFiles(tmp_path / "theirs") as theirs:
+        theirs.check(model)
+        for name, value in tensors.items():
+            assert torch.equal(theirs.whole(name), value), name
+        name = f"{layer}.gate_up_proj"
+        assert torch.equal(theirs.rows(name, 3, 6), tensors[name][3:6])
+        assert theirs.rows(name, 8, 8).shape == (0, *tensors[name].shape[1:])
 
 
 def test_a_base_that_lost_the_layer_that_drafts_gives_a_folder_that_claims_none(

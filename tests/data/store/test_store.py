@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bus.errors import StoreError
-from bus.messages import BatchTrained
+from bus.messages import BatchTrained, StepRecord
+from bus.packed import int32s
 from bus.weights import WeightsPublished
 from dart_cli.data.store.open import open_reader, open_store
 from dart_cli.data.store.rows import BatchRow, Decision, PlannedSample
@@ -125,6 +126,41 @@ def test_a_batch_is_read_as_it_was_planned(run_dir: Path) -> None:
         assert (row.batch_id, row.oldest_version, row.newest_version) == (1, 0, 2)
         assert store.batches()[0].trained_version == 5
         assert [(m.name, m.step, m.value) for m in store.metrics()] == [("loss", 1, 0.25)]
+
+
+def routed(trajectory_id: str, step: int, routing: bytes) -> StepRecord:
+    record = step_record(trajectory_id, step)
+    return record.model_copy(
+        update={
+            "prompt_token_ids": int32s([5] * 198),
+            "sampled": record.sampled.model_copy(update={"routing": routing}),
+        }
+    )
+
+
+def test_the_experts_of_common_tokens_are_stored_once_and_removed_with_their_group(
+    run_dir: Path,
+) -> None:
+    """200 computed tokens of four bytes: three whole parts of 64 tokens, and one of 8."""
+    first = bytes(range(256)) * 3 + b"last" * 8
+    other = first[:512] + bytes(288)
+    with open_store(run_dir) as store:
+        fill(store, steps=0)
+        store.add_step(routed("g1-00", 0, first), 2.0)
+        assert (store.sizes().routing_bytes, store.sizes().screenshots) == (256 + 32, 1)
+        store.add_step(routed("g1-00", 1, other), 3.0)
+        assert store.sizes().routing_bytes == 256 + 32 + 256 + 32
+        assert store.sizes().screenshots == 2
+
+        def read(step: int, reason: str = "") -> bytes:
+            [own] = store.planned_steps([PlannedSample("g1", "g1-00", step, 0.5, 1.0, reason)])
+            return own.routing
+
+        assert (read(0), read(1)) == (first, other)
+        assert read(0, "pool") == b""  # other weights chose them
+        assert [each.sampled.routing for each in store.steps("g1-00")] == [b"", b""]
+        store.remove_screenshots(2, 1000)
+        assert (read(0), store.sizes().routing_bytes) == (b"", 0)
 
 
 @pytest.mark.parametrize("table", ["groups", "trajectories"])
