@@ -81,6 +81,10 @@ def written(path: Path, text: str) -> Path:
         ("qwen3_5", "Fara1.5-9B, made of Qwen3.5-9B", "fara-1.5"),
         ("qwen3_5", "UI-Venus-2-9B", "ui-venus-2"),
         ("qwen3_5", "Holo3.1-9B", "holo-3.1"),
+        ("qwen3_5_moe", "Holo3-35B-A3B", "holo-3.1"),
+        ("qwen3_5_moe", "Holo-3.1-35B-A3B", "holo-3.1"),
+        ("qwen3_5_moe", "Qwen3.5-35B-A3B", "qwen3.5"),
+        ("qwen3_vl_moe", "Qwen3-VL-30B-A3B-Instruct", "qwen3-vl"),
     ],
 )
 def test_a_folder_shows_its_family_by_its_card_or_its_name(
