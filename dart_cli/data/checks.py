@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from PIL import Image
 
 from bus.errors import ActionError, ModelError, ProtocolError
 from bus.messages import SampledTokens, StepRecord, TrajectoryEnd
-from dart_cli.config.architecture import pointer_ids
+from dart_cli.config.architecture import MIXTURES, Experts, pointer_ids, shape_of
 from dart_cli.config.model_folder import model_folder
 from dart_cli.config.schema import MODEL_ENGINES, Config, Pointing
 from dart_cli.data.store.steps import in_range
@@ -89,6 +90,8 @@ def check_step(record: StepRecord, config: Config) -> None:
             f"{where}: routing of {len(record.sampled.routing)} bytes for {computed} tokens; each must have equally "
             f"many, at most {MOST_ROUTING}"
         )
+    if bytes_each and (mistake := _routing_mistake(config, record.sampled.routing, bytes_each)):
+        raise ProtocolError(f"{where}: {mistake}")
     # 6. The hashes match the images.
     if not record.image_hashes or record.image_hashes[-1] != content_hash(record.screenshot):
         raise ProtocolError(f"{where}: the last of image_hashes must be the screenshot's")
@@ -127,6 +130,8 @@ class ModelFacts:
     fingerprint: str  # of the tokenizer's vocabulary
     forbidden: frozenset[int]  # token ids that no completion holds
     pointer: Triple | None  # the tokens of a pointer; None where the policy does not point
+    experts: Experts | None = None  # None if the model has none
+    routing_bytes: int = 0  # bytes of a token that say which experts all layers chose
 
     def incompatibility(
         self, prompt: list[int], sampled: SampledTokens, images: Iterable[bytes]
@@ -242,12 +247,33 @@ def _live_patch_mistake(config: Config, sampled: SampledTokens, screenshot: byte
     return facts.patch_mistake(sampled, cells)
 
 
+def _routing_mistake(config: Config, routing: bytes, bytes_each: int) -> str:
+    """Return what is wrong with the choice of experts of a step; empty if nothing, or if the model is not here."""
+    try:
+        facts = model_facts(config)
+    except ModelError:
+        facts = None
+    if facts is None:
+        return ""
+    if facts.experts is None:
+        return "there is routing, of a mixture of experts, which the model is not"
+    if bytes_each != facts.routing_bytes:
+        return f"routing has {bytes_each} bytes for each token, the model {facts.routing_bytes}"
+    if facts.experts.index_bytes == 1:
+        is_beyond = bool(routing.translate(None, bytes(range(facts.experts.count))))
+    else:
+        indices = memoryview(routing).cast("H").tolist() if sys.byteorder == "little" else []
+        is_beyond = max(indices, default=0) >= facts.experts.count
+    return f"routing names an expert beyond the {facts.experts.count}" if is_beyond else ""
+
+
 @lru_cache(maxsize=8)
 def _facts(folder: Path, pointing: Pointing) -> ModelFacts:
     """Return the facts about the model in `folder`, read from its JSON files. Raises ModelError."""
     try:
         model, images = _read(folder, "config.json"), _read(folder, "preprocessor_config.json")
         text, size = model.get("text_config", model), images.get("size", {})
+        shape = shape_of(model) if model.get("model_type") in MIXTURES else None
         fewest = images.get("min_pixels") or size.get("shortest_edge") or 56 * 56
         most = images.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
         return ModelFacts(
@@ -260,6 +286,8 @@ def _facts(folder: Path, pointing: Pointing) -> ModelFacts:
             fingerprint=_fingerprint(folder),
             pointer=pointer_ids(model) if pointing == "pointer" else None,
             forbidden=frozenset(_never_sampled(folder, model, int(text["vocab_size"]), pointing)),
+            experts=shape.experts if shape else None,
+            routing_bytes=shape.routing_bytes if shape else 0,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(

@@ -354,6 +354,12 @@ def _engine(plan: Plan, config: Config, room: HostCapacity, role: Role | None) -
     if engine.features:
         text += f"; features of {engine.screens} screens {gb(engine.features)}"
     text += f"; {gb(screen_caches(config))} of main memory for the {screens} screens in play"
+    if plan.shape.experts is not None and config.train.replay_routing:
+        each, tokens = plan.shape.routing_bytes, plan.episode.alone
+        text += (
+            f"; which experts were chosen takes {each} bytes a token, at most {gb(each * tokens)} an episode "
+            "(train.replay_routing)"
+        )
     if plan.positions >= plan.longest:
         past = plan.past
         left = plan.positions - plan.longest + past * plan.form.completion

@@ -115,7 +115,8 @@ class Replay:
 
         A layer that is computed again for the backward pass replaces its counts by the same ones.
         """
-        replayed = self._choices[:, layer].to(probabilities.device, torch.int64)
+        self._choices = self._choices.to(probabilities.device)  # once for all layers
+        replayed = self._choices[:, layer].to(torch.int64)
         with torch.no_grad():
             own = probabilities.topk(replayed.shape[-1], dim=-1).indices
             is_recorded = (replayed != replayed[:, :1]).any(dim=-1)

@@ -16,8 +16,9 @@ from bus.messages import (
     StepRecord,
     VersionSpan,
 )
+from dart_cli.config.load import config_of_model
 from dart_cli.config.schema import Config
-from dart_cli.data.checks import model_facts
+from dart_cli.data.checks import check_step, model_facts
 from dart_cli.data.ledger import Ledger
 from dart_cli.data.store.writer import Store
 from envs.contract.blobs import content_hash
@@ -176,3 +177,28 @@ def test_a_policy_that_writes_numbers_has_no_patches(ledger: Ledger) -> None:
     lease = ask_lease(ledger, 0)
     with pytest.raises(ProtocolError, match=r"there are patches, .* here it is text"):
         ledger.step(pointer_record(lease.trajectory_id, 0))
+
+
+def test_routing_must_be_that_of_the_runs_model(
+    tmp_path: Path, family: Callable[[str], Path]
+) -> None:
+    """Four layers of qwen3_5_moe with two of eight experts: eight bytes for each computed token."""
+    record = step_record("g1-00", 0)
+    tokens = len(record.prompt_token_ids) + len(record.sampled.token_ids) - 1
+
+    def refusal(routing: bytes, kind: str = "qwen3_5_moe") -> str:
+        config = config_of_model(family(kind), ["rollout.engine=transformers"])
+        sampled = record.sampled.model_copy(update={"routing": routing})
+        try:
+            check_step(record.model_copy(update={"sampled": sampled}), config)
+        except ProtocolError as error:
+            return str(error)
+        return ""
+
+    assert refusal(bytes([0, 7] * 4 * tokens)) == ""
+    assert refusal(b"") == ""
+    assert "each must have equally many" in refusal(bytes(8 * tokens - 1))
+    assert "at most 4096" in refusal(bytes(5000 * tokens))
+    assert "routing has 9 bytes for each token, the model 8" in refusal(bytes(9 * tokens))
+    assert "an expert beyond the 8" in refusal(bytes(8 * tokens - 1) + b"\x08")
+    assert "which the model is not" in refusal(bytes(8 * tokens), "qwen3_5")

@@ -13,6 +13,8 @@ from benchmarks.exactness.memory import (
     SEVEN_B,
     SMALL,
     SMALL_HYBRID,
+    SMALL_HYBRID_MIXTURE,
+    SMALL_MIXTURE,
     counted,
     predicted,
     tree_of,
@@ -224,3 +226,38 @@ def test_a_pointer_head_is_counted_and_trained_where_the_policy_points() -> None
     for part, each in (("masters", 4), ("gradients", 4), ("moments", 8)):
         assert points.permanent[part] - without[part] == pytest.approx(each * head / 8, abs=8)
     assert sum(points.passing.values()) - sum(writes.passing.values()) == 4 * head
+
+
+MIXTURES: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "experts": ("qwen3_vl_moe", SMALL_MIXTURE, False),
+    "experts, recompute": ("qwen3_vl_moe", {**SMALL_MIXTURE, "num_experts": 64}, True),
+    "experts behind recurrent layers": ("qwen3_5_moe", SMALL_HYBRID_MIXTURE, True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", MIXTURES)
+def test_a_mixtures_formula_is_near_what_torch_counts_and_not_below_with_adapters(
+    case: str,
+) -> None:
+    kind, text, recompute = MIXTURES[case]
+    tree = tree_of(kind, text, 4)
+    setup = replace(SETUP, recompute=recompute)
+    assert predicted(tree, setup).peak == pytest.approx(counted(kind, tree, setup), rel=0.05)
+    setup = replace(setup, adapters=shape_of(tree).adapters(8))
+    count = counted(kind, tree, setup)
+    assert count <= predicted(tree, setup).peak <= 1.2 * count
+
+
+@pytest.mark.parametrize("kind", ["qwen3_vl_moe", "qwen3_5_moe"])
+def test_experts_under_adapters_are_shared_over_the_ranks(kind: str) -> None:
+    shape = shape_of({**PUBLISHED[kind].tree, "model_type": kind})
+    assert shape.experts is not None
+    setup = replace(SETUP, adapters=shape.adapters(32), recompute=True)
+    one, eight = (trainer_memory(shape, replace(setup, ranks=ranks)) for ranks in (1, 8))
+    stacked = 2 * shape.layers * shape.experts.stacked
+    assert one.permanent["frozen"] == 2 * shape.parameters
+    assert one.permanent["frozen"] - eight.permanent["frozen"] == stacked * 7 // 8
+    assert stacked > 0.9 * one.permanent["frozen"]
+    assert eight.total < 30e9 < one.total

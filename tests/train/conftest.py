@@ -156,6 +156,7 @@ def _play(
                     image_hashes=[content_hash(blob) for blob in visible_screens],
                     advantage=advantage,
                     weight=1.0,
+                    routing=completion.sampled.routing,
                 )
             )
             frame = make_coordinate_map("thousandths", observation.width, observation.height)

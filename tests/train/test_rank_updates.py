@@ -101,7 +101,7 @@ def cases(
     results: dict[str, Case] = {}
     for kind in CLASSES:
         folder = family(kind)
-        engine = TransformersEngine(load_policy(folder), max_batch=32)
+        engine = TransformersEngine(load_policy(folder), max_batch=32, records_routing=True)
         played = [play(engine, 3, 2, 1.0, number) for number in (1, 2)]
         asyncio.run(engine.close())
         results[kind] = changed(make_config(folder), pack_tokens=1024, **recipe), played

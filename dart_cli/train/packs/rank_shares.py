@@ -19,6 +19,7 @@ from bus.messages import Batch, Chain
 from bus.packed import float64s, int32s
 from bus.ranks import PackedBatch, PackNodes, Share
 from dart_cli.algo.objective import LossWeights
+from dart_cli.policy.experts import RoutingShape
 from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.state_plan import StateShape
 from dart_cli.train.packs.batch_tokens import (
@@ -189,6 +190,13 @@ def _costs_of(policy: LoadedPolicy) -> Costs:
     heads = int(text.num_attention_heads)
     width = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     language = sum(weight.numel() for weight in inner.language_model.layers.parameters())
+    if (routing := RoutingShape.of(policy.model)) is not None:  # a token passes some of the experts
+        stacked = sum(
+            weight.numel()
+            for layer in inner.language_model.layers
+            for weight in layer.mlp.experts.parameters()
+        )
+        language -= stacked * (routing.experts - routing.per_token) // routing.experts
     tower = sum(weight.numel() for weight in inner.visual.blocks.parameters())
     recurrent = StateShape.of(policy.model)  # these layers have no pairs
     attending = int(text.num_hidden_layers) - (len(recurrent.layers) if recurrent else 0)
