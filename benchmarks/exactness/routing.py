@@ -132,8 +132,8 @@ def _choices(model: TrainModel, batch: Batch) -> tuple[int, int]:
         for pack in packs:
             model.score(pack, batch.temperature)
             assert pack.inputs.replay is not None
-            differing += pack.inputs.replay.differing
-            recorded += pack.inputs.replay.recorded
+            one, other = pack.inputs.replay.counts()
+            differing, recorded = differing + one, recorded + other
     return differing, recorded
 
 

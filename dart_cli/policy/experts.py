@@ -98,14 +98,14 @@ class Recording:
 class Replay:
     """The experts that the tokens of a pack had in the rollout; [T, layers, chosen].
 
-    After a forward pass, `differing` counts the choices (of a token in a layer) that the routers would have made
-    otherwise, of the `recorded` ones.
+    After a forward pass, `counts` tells how many choices the routers would have made otherwise.
     """
 
     def __init__(self, choices: Choices) -> None:
         wide = choices if choices.dtype == np.uint8 else choices.astype(np.int32)
         self._choices = torch.from_numpy(np.ascontiguousarray(wide))
-        self._counts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # By layer: [T], whether the router would have chosen otherwise, and whether there is a record.
+        self._differs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __len__(self) -> int:
         return len(self._choices)
@@ -113,7 +113,7 @@ class Replay:
     def route(self, layer: int, probabilities: torch.Tensor) -> torch.Tensor:
         """Return the indices [T, chosen] of the experts of a layer; its own choice where none is recorded.
 
-        A layer that is computed again for the backward pass replaces its counts by the same ones.
+        A layer that is computed again for the backward pass notes the same differences again.
         """
         self._choices = self._choices.to(probabilities.device)  # once for all layers
         replayed = self._choices[:, layer].to(torch.int64)
@@ -121,18 +121,20 @@ class Replay:
             own = probabilities.topk(replayed.shape[-1], dim=-1).indices
             is_recorded = (replayed != replayed[:, :1]).any(dim=-1)
             is_chosen = (own[:, :, None] == replayed[:, None, :]).any(dim=-1).all(dim=-1)
-            self._counts[layer] = (is_recorded & ~is_chosen).sum(), is_recorded.sum()
+            self._differs[layer] = is_recorded & ~is_chosen, is_recorded
         return torch.where(is_recorded[:, None], replayed, own)
 
-    @property
-    def differing(self) -> int:
-        """Choices that the routers of the last forward pass would have made otherwise."""
-        return sum(int(differing) for differing, _ in self._counts.values())
+    def counts(self, rows: torch.Tensor | None = None) -> tuple[int, int]:
+        """Return how many choices the routers would have made otherwise, and how many were replayed.
 
-    @property
-    def recorded(self) -> int:
-        """Choices that were recorded in the rollout, of the tokens of the last forward pass."""
-        return sum(int(recorded) for _, recorded in self._counts.values())
+        A choice is that of one layer for one token; `rows` [N] limits them to some tokens of the pack.
+        """
+        differing = recorded = 0
+        for differs, is_recorded in self._differs.values():
+            index = slice(None) if rows is None else rows.to(differs.device)
+            differing += int(differs[index].sum())
+            recorded += int(is_recorded[index].sum())
+        return differing, recorded
 
 
 Routing = Recording | Replay

@@ -268,12 +268,14 @@ class PolicyLearner:
                 clock.lap("backward_s")
                 total = output.stats if total is None else total + output.stats
         assert total is not None  # every rank has as many packs, and there is one
-        replays = [pack.inputs.replay for _, pack in scored if pack.inputs.replay is not None]
-        # Before the next forward pass of one of these packs, which counts again.
-        routing = (
-            sum(replay.differing for replay in replays),
-            sum(replay.recorded for replay in replays),
-        )
+        # Before the next forward pass of one of these packs, which notes other differences. Only the tokens that
+        # predict completions count: how often a prompt is computed depends on the packs.
+        counts = [
+            pack.inputs.replay.counts(pack.rows)
+            for _, pack in scored
+            if pack.inputs.replay is not None
+        ]
+        routing = sum(one for one, _ in counts), sum(other for _, other in counts)
         grey_changes: tuple[float, ...] = ()
         if sight_test is not None:
             grey_changes = grey_screen_change(self.model, *sight_test, temperature)

@@ -25,7 +25,7 @@ from tests.train.world import run_world
 
 CLASSES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe")
 TOLERANCE = 1e-5  # relative
-ROUNDING = {"qwen3_5": 30}
+ROUNDING = {"qwen3_5": 30, "qwen3_5_moe": 30}
 """By class, what multiplies the three limits: other packs alone change gradients of its four layers by up to
 1e-4 in float32 (1e-9 in float64, tests/train/test_packs.py)."""
 NATS = 5e-6  # of a log-probability's rounding
@@ -106,6 +106,12 @@ def cases(
         asyncio.run(engine.close())
         results[kind] = changed(make_config(folder), pack_tokens=1024, **recipe), played
     everything = {"kl_beta": 0.1}
+    mixture, played = results["qwen3_vl_moe"]
+    lora = LoraConfig(rank=4, alpha=8.0)
+    results["experts under adapters"] = (
+        changed(mixture, model={"lora": lora}, **everything),
+        played[:1],
+    )
     skipping = [two[0], weighing(two[1], lambda _: 0.0)]
     return results | {
         "a KL": (changed(tiny, **everything), two),
@@ -159,7 +165,7 @@ def on_many(
 
 NAMES = {
     2: (
-        *("qwen3_vl", "qwen3_5"),
+        *("qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe", "experts under adapters"),
         *("a frozen tower", "layers computed again", "no weights"),
         *("other weights looked back at", "trained on again"),
     ),
