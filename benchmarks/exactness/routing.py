@@ -95,7 +95,7 @@ def _row(kind: str, folder: Path, dtype: str, trajectories: int) -> dict[str, ob
     began = time.monotonic()
     config = config_of_model(folder, [f"model.dtype={dtype}", "rollout.max_batch=16"])
     trial = Trial(temperature=1.0, max_tokens=48, trajectories=trajectories)
-    batch = asyncio.run(_played(config, trial))
+    batch = asyncio.run(_play(config, trial))
     model = TrainModel.load_frozen(config)
     with_replay = rescore(model, batch, PACK).mismatch()
     without = rescore(replace(model, replays=False), batch, PACK).mismatch()
@@ -114,7 +114,7 @@ def _row(kind: str, folder: Path, dtype: str, trajectories: int) -> dict[str, ob
     }
 
 
-async def _played(config: Any, trial: Trial) -> Batch:
+async def _play(config: Any, trial: Trial) -> Batch:
     """Return a trial that the configured engine has sampled."""
     model = load_model(config)
     try:

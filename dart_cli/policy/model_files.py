@@ -158,7 +158,8 @@ class PolicyFiles:
                 experts.append(torch.cat([file.get_tensor(key) for file, key in read]))
             if not experts:
                 file, key = parts[0, kinds[0]]
-                return file.get_tensor(key).new_empty((0, *self.shape(name)[1:]))
+                first: torch.Tensor = file.get_tensor(key)
+                return first.new_empty((0, *self.shape(name)[1:]))
         return torch.stack(experts)
 
     def _is_transposed(self, name: str, shape: tuple[int, ...]) -> bool:
