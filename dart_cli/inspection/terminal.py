@@ -198,10 +198,13 @@ def print_counts(
         refusals = f"; {replays.refused_words}" if replays.refused else ""
         text = f"{replays.replays} of {replays.updates} updates trained on a batch again"
         console.print(f"\n{text}{refusals}", soft_wrap=True)
+    routing = ""
+    if sizes.routing_bytes:
+        routing = f"; choices of experts {sizes.routing_bytes / _MIB:.1f} MiB"
     console.print(
         f"\n{sizes.steps} steps, {sizes.tokens} tokens of completions "
         f"({sizes.step_bytes / _MIB:.1f} MiB); {sizes.screenshots} screenshots "
-        f"({sizes.screenshot_bytes / _MIB:.1f} MiB); {counts.batches} batches; "
+        f"({sizes.screenshot_bytes / _MIB:.1f} MiB){routing}; {counts.batches} batches; "
         f"{sizes.disk_bytes / _MIB:.1f} MiB on disk"
     )
 
