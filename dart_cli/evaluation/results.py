@@ -232,9 +232,9 @@ class Evaluation(StoredModel):
                 rows[row.task_id].append(row)
         return [
             task
-            for task, played in rows.items()
-            if len({row.seed for row in played}) >= LEAST_SEEDS
-            and len({row.start for row in played}) == 1
+            for task, episodes in rows.items()
+            if len({row.seed for row in episodes}) >= LEAST_SEEDS
+            and len({row.start for row in episodes}) == 1
         ]
 
     def part_name(self, *, heldout: bool) -> str:

@@ -96,9 +96,9 @@ def summarize(before: Evaluation | None, after: Evaluation | None) -> dict[str, 
     sampled = [score_of(evaluation, "sampled") for evaluation in (before, after)]
     greedy = [score_of(evaluation, "greedy") for evaluation in (before, after)]
     random_clicks, last = score_of(before, "random"), sampled[1].overall
-    named = after or before
+    newest = after or before
     return {
-        "part": named.part_name(heldout=False) if named else FRESH,
+        "part": newest.part_name(heldout=False) if newest else FRESH,
         "success_before": sampled[0].overall.success,
         "success_after": last.success,
         "success_after_interval": [round(bound, 4) for bound in last.interval]

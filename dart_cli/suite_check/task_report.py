@@ -21,14 +21,13 @@ from typing import Any
 from PIL import Image, ImageChops
 
 from dart_cli.algo.statistics import wilson
+from dart_cli.evaluation.results import LEAST_SEEDS
 from dart_cli.suite_check.probes import EXCUSES, ProbeEpisode
 from envs.contract.base import Task
 from envs.contract.screenshots import as_seen
 
 LEAST_GUESSES = 3
 """Fewest random episodes from which a task can be called guessable."""
-LEAST_SEEDS = 3
-"""Fewest seeds from which a task that begins alike for all of them is called fixed."""
 
 
 @dataclass(frozen=True)
