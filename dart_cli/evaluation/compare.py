@@ -154,10 +154,10 @@ def difference_lines(comparison: Comparison) -> list[str]:
 def _compare_mode(
     first: Evaluation, second: Evaluation, mode: Mode, *, heldout: bool
 ) -> ModeComparison | None:
-    """Compare one mode over the trained tasks or the others; return None if the evaluations share no instance."""
+    """Compare one mode over the trained tasks of `second` or the others; return None without a shared instance."""
     verdicts = [
-        by_instance(row for row in part.episodes if (row.mode, row.heldout) == (mode, heldout))
-        for part in (first, second)
+        by_instance(row for row in first.episodes if row.mode == mode),
+        by_instance(row for row in second.episodes if (row.mode, row.heldout) == (mode, heldout)),
     ]
     pairs = {
         name: (verdicts[0][name], after)
@@ -231,5 +231,8 @@ def _differences(first: Evaluation, second: Evaluation) -> Iterator[str]:
     for name, one, other in differences(first.settings, second.settings):
         none = "base weights" if name == "weights" else "-"
         yield f"{name}: {one or none}, {other or none}"
+    parts = [{row.task_id: row.heldout for row in one.episodes} for one in (first, second)]
+    if tasks := [task for task, part in parts[0].items() if parts[1].get(task, part) != part]:
+        yield f"trained on in one of them only: {', '.join(tasks)}"
     if first.dart != second.dart:
         yield f"dart: {first.dart}, {second.dart}"

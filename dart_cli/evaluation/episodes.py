@@ -319,8 +319,15 @@ class EpisodeFolder:
         }
 
     def rows(self, mode: Mode) -> list[EpisodeRow]:
-        """Return the finished episodes of one mode, in the order of the plan."""
-        return [record.row for record in self.over if record.row.mode == mode]
+        """Return the finished episodes of one mode, in the order of the plan.
+
+        The plan says whether a task is trained on: env.tasks may have changed since an episode was played.
+        """
+        return [
+            self._by_key[episode.key][-1].row.model_copy(update={"heldout": episode.heldout})
+            for episode in self.plan.episodes
+            if episode.mode == mode and self._is_over(episode)
+        ]
 
     def films(self) -> list[Film]:
         """Return the films of finished episodes, in the order of the plan."""

@@ -173,3 +173,15 @@ def test_trained_tasks_and_others_are_counted_apart(tmp_path: Path) -> None:
             "tasks 2/2 0.50 passed, held-out tasks 1/2 0.00 passed, about 1:01 left"
         )
         assert progress_note({("sampled", False): counts["sampled", False]}, 0) == "0.50 passed"
+
+
+def test_the_plan_says_whether_a_task_is_trained_on_and_not_an_earlier_start(
+    tmp_path: Path,
+) -> None:
+    """The key env.tasks may change between two starts: outcomes do not depend on it."""
+    before, now = (Planned("sampled", "a", 7, 0, heldout, False) for heldout in (False, True))
+    with opened(tmp_path, [before]) as episodes:
+        episodes.add(over(before))
+    with opened(tmp_path, [now]) as episodes:
+        assert episodes.left == []
+        assert [row.heldout for row in episodes.rows("sampled")] == [True]
