@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bus.errors import ActionError, EngineError, NoAnswerError, RefusalError, UserError
+from bus.errors import ActionError, EngineError, NoAnswerError, PromptError, RefusalError, UserError
 from bus.messages import ActRequest, Completion, SampledTokens, Sampling
 from bus.packed import int32s
 from dart_cli.chat.asking import LONGEST_WISH_S, answer, ask_again
@@ -59,8 +59,9 @@ _SIDE = 1000  # pixels of a screen, to try the action language with
 
 REFUSED, MALFORMED, CUT_OFF = "refused", "malformed", "cut off at teacher.max_tokens"
 UNWRITABLE, TOO_LONG = "not in the policy's language", "longer than rollout.max_tokens"
+UNREADABLE = "with a prompt that the teacher cannot read"
 NO_ANSWER, NO_BUDGET = "without an answer", "at the end of the budget"
-LASTING = frozenset({REFUSED, MALFORMED, CUT_OFF, UNWRITABLE, TOO_LONG})
+LASTING = frozenset({REFUSED, MALFORMED, CUT_OFF, UNWRITABLE, TOO_LONG, UNREADABLE})
 """Reasons that another start would meet again, so that it does not play the seed again."""
 
 
@@ -180,6 +181,10 @@ class FolderTeacher:
             images = await self._responder.preload_images(request)  # held until the answer
             completion = await self._responder.answer(request)
             del images
+        except PromptError as error:
+            raise UnusableError(
+                UNREADABLE, f"the teacher cannot read its prompt: {error}; see teacher.policy"
+            ) from None
         except EngineError as error:
             raise UnusableError(NO_ANSWER, f"the teacher gave no answer: {error}") from None
         self._record.end_request(len(completion.prompt_token_ids), len(completion.sampled))

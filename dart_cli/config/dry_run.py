@@ -21,7 +21,7 @@ from dart_cli.config.model_folder import BUILTIN, model_folder, read_json
 from dart_cli.config.rules import value_of
 from dart_cli.config.rules.check import unread
 from dart_cli.config.schema import OVER_PROVISION, Config, inner_section, section_types
-from dart_cli.config.task_split import composed_tasks, training_tasks
+from dart_cli.config.task_split import training_tasks, untrained_tasks
 from dart_cli.config.teacher import teacher_config
 from dart_cli.config.values import short_value
 
@@ -73,7 +73,7 @@ def _places(config: Config) -> Iterator[tuple[str, str]]:
 def _tasks(config: Config) -> Iterator[tuple[str, str]]:
     """Yield lines about the tasks that are trained on and held out."""
     trained = [task.id for task in training_tasks(config)]
-    heldout = [task.id for task in composed_tasks(config)]
+    heldout = [task.id for task in untrained_tasks(config)]
     yield "tasks", f"{len(trained)} of {config.env.suite}: {_some(trained)}"
     yield "held out", f"{len(heldout)}, never trained on: {_some(heldout)}"
 

@@ -33,9 +33,9 @@ path = "builtin:tiny"
 action_parser = "compact"
 coordinates = "thousandths"
 [env]
-suite = "composed"
+suite = "heldout"
 slots = 1
-tasks = ["composed/click", "composed/popup+click", "composed/popup+popup+menu+confirm"]
+tasks = ["heldout/click", "heldout/popup+click", "heldout/popup+popup+menu+confirm"]
 [rollout]
 max_tokens = 12
 threads = 1

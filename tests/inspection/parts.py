@@ -49,10 +49,10 @@ def events_of(reader: Reader, name: str) -> list[Event]:
 
 
 def evaluation(name: str, passed: int) -> Evaluation:
-    """Return an evaluation of one task and one composition, ten episodes each."""
+    """Return an evaluation of one trained task and one other, ten episodes each."""
     score = TaskScore(task_id="a", episodes=10, passed=passed, invalid=0, steps=30)
-    composed = TaskScore(task_id="b", episodes=10, passed=passed - 1, invalid=1, steps=30)
-    mode = ModeScore(tasks=[score], compositions=[composed])
+    heldout = TaskScore(task_id="b", episodes=10, passed=passed - 1, invalid=1, steps=30)
+    mode = ModeScore(tasks=[score], heldout=[heldout])
     return Evaluation(
         name=name,
         model="m",
