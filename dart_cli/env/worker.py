@@ -216,6 +216,7 @@ class EnvSlot:
             sink=context.data_service,
             action_spec=context.action_spec,
             timer=self.timer,
+            hints=context.config.train.teacher_weight > 0 and context.config.teacher.hints,
         )
         self.episode = episode
         outcome = "invalid"
