@@ -41,7 +41,7 @@ _logged: set[tuple[str, str]] = set()
 """The (call, place) of each error whose traceback this process has logged."""
 
 _KINDS: Mapping[str, type[EnvError]] = {
-    kind.__name__: kind for kind in (NoOracleError, NotSolvableError, ActionCausedError, EnvError)
+    kind.__name__: kind for kind in (NotSolvableError, NoOracleError, ActionCausedError, EnvError)
 }
 """Errors that keep their class on the way to the slot."""
 

@@ -160,14 +160,14 @@ def with_hints(batch: Batch, policy: LoadedPolicy, most: int = 2**20) -> Batch:
     special = {*policy.tokenizer.all_special_ids, *policy.forbidden_token_ids}
     for number, sample in enumerate(batch.samples):
         prompt = batch.prompt(sample).tolist()
-        text = [at for at, token in enumerate(prompt) if token < 200 and token not in special]
+        text = [at for at, token in enumerate(prompt) if token not in special] or [0]
         start = text[number % len(text)]
         hint = Hint(
             start=start, end=start + number % 2, token_ids=int32s(prompt[start : start + 1] * 3)
         )
         samples.append(
             sample
-            if number % 3 == 2 or number >= most
+            if number % 3 == 2 or number >= most or prompt[start] in special
             else sample.model_copy(update={"hint": hint})
         )
     return batch.model_copy(update={"samples": samples})
