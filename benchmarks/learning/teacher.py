@@ -58,6 +58,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "teacher.json"
 DEADLINE_S = 3600.0
 """Longest part of one run."""
 LEVELS = (0.9, 0.95)
+POINTS, FINAL = 8, 2
+"""Points of a curve after its first, and the episodes of the last one, times those of the others."""
 COMMON = (
     "weights.keep=1000",
     "eval.around=false",
@@ -159,7 +161,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--teacher", default="", help="folder of the quickstart's teacher")
     parser.add_argument(
-        "--episodes", type=int, default=210, help="of each point; 4 times at the end"
+        "--episodes", type=int, default=210, help="of each point; twice as many at the end"
     )
     parser.add_argument("--work", type=Path, default=Path("runs/bench-teacher"))
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -201,8 +203,8 @@ def measure(study: Study, arms: Sequence[str], seeds: Sequence[int], out: Path) 
     for seed in seeds:
         for arm in arms:
             cell = Cell(arm, seed)
-            played = play_missing([cell], cells, lambda each: play_run(study, each), tell=tell)
-            runs.setdefault(arm, {})[seed] = played[cell]
+            results = play_missing([cell], cells, lambda each: play_run(study, each), tell=tell)
+            runs.setdefault(arm, {})[seed] = results[cell]
             summary = {"benchmark": "teacher"}
             if out.exists():
                 summary = json.loads(out.read_text(encoding="utf-8"))
@@ -236,8 +238,8 @@ def play_run(study: Study, cell: Cell) -> Result:
     with open_reader(run_dir) as reader:
         paid = costs(reader)
     last = study.stages(cell.arm)[-1]
-    versions = spread(sorted(paid), 14)
-    plans = [f"{v}:{study.episodes * (4 if v == versions[-1] else 1)}" for v in versions]
+    versions = spread(sorted(paid), POINTS)
+    plans = [f"{v}:{study.episodes * (FINAL if v == versions[-1] else 1)}" for v in versions]
     script = str(ROOT / "benchmarks" / "learning" / "heldout.py")
     options = overrides([*last, *own])
     scores = call([sys.executable, script, str(study.part.config), *options, *plans], log, ROOT)
@@ -258,8 +260,8 @@ def point(tasks: Mapping[str, Sequence[int]]) -> dict[str, Any]:
 
 def tune(study: Study) -> tuple[int, float]:
     """Record the oracle's successes and learn them, unless that is done; return their number and CPU seconds."""
-    done = study.work / "tuned.json"
-    if not done.exists():
+    costs_file = study.work / "tuned.json"
+    if not costs_file.exists():
         log, successes = study.work / "logs" / "tuned.log", study.work / "successes"
         for folder in (successes, study.tuned):
             if folder.exists():
@@ -271,14 +273,22 @@ def tune(study: Study) -> tuple[int, float]:
         command = dart("tune", "--data", str(successes), "--model", model)
         call([*command, "--out", str(study.tuned), "--json"], log, ROOT)
         cost = {"recorded": each * study.part.tasks, "cpu_s": round(children_s() - spent, 1)}
-        done.write_text(json.dumps(cost), encoding="utf-8")
-    cost = json.loads(done.read_text(encoding="utf-8"))
+        costs_file.write_text(json.dumps(cost), encoding="utf-8")
+    cost = json.loads(costs_file.read_text(encoding="utf-8"))
     return cost["recorded"], cost["cpu_s"]
 
 
 def held_out(study: Study, log: Path, own: Sequence[str], model: str) -> dict[str, Any]:
     """Return the success of a model folder, sampled on held-out seeds."""
-    how = ["--model", model, "--mode", "sampled", "--episodes", str(4 * study.episodes), "--json"]
+    how = [
+        "--model",
+        model,
+        "--mode",
+        "sampled",
+        "--episodes",
+        str(FINAL * study.episodes),
+        "--json",
+    ]
     options = [*overrides([*own, *study.sets]), *how]
     line = call([*dart("eval", str(study.part.config)), *options], log, ROOT)
     return {"success": round(line["sampled"]["success"], 4)}

@@ -88,7 +88,7 @@ class TaughtSteps:
     def add(self, pack: Pack, states: torch.Tensor, tables: Sequence[torch.Tensor]) -> None:
         """Keep the states [N, d] and the patches' tables [M] of a pack."""
         remaining = iter(tables)
-        for sample, own in zip(pack.samples, states.split(pack.lengths), strict=True):
+        for sample, own in zip(pack.samples, torch.split(states, pack.lengths), strict=True):
             pointers = sum(patch >= 0 for patch in sample.patches)
             of_sample = [next(remaining).cpu() for _ in range(pointers)]
             self._steps[_step(sample)] = own.to("cpu", copy=True), of_sample
@@ -300,7 +300,7 @@ class TrainModel:
         if config.train.recompute == "layer":
             use_recompute(policy.model)
         reference, reference_scorer, teacher = None, None, None
-        hints = config.train.teacher_weight > 0 and config.teacher.hints
+        hints = config.teacher.hints and config.train.teacher_weight > 0
         teaches_itself = hints and not teacher_folder
         if (config.train.kl_beta > 0 or teaches_itself) and config.model.lora is not None:
             reference, reference_scorer = policy, scorer
@@ -411,8 +411,9 @@ class TrainModel:
 
     def reshard_teacher(self) -> None:
         """Free the teacher's head, which stays gathered from its forward pass on."""
-        for scorer in (self.teacher, self.reference_scorer):
-            if scorer is not self.scorer and isinstance(scorer, FSDPModule):
+        scorers: list[torch.nn.Module | None] = [self.teacher, self.reference_scorer]
+        for scorer in scorers:
+            if isinstance(scorer, FSDPModule) and scorer is not self.scorer:
                 scorer.reshard()
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
