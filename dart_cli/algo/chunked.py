@@ -158,7 +158,7 @@ def _scaled_teacher(
 
 
 class _Scores(torch.autograd.Function):
-    """`taught_scores` with a backward pass that computes the logits again; without a teacher the gaps are 0."""
+    """`taught_scores` with a backward pass that computes the logits again; gaps are 0 without a teacher."""
 
     @staticmethod
     def forward(

@@ -17,15 +17,15 @@ For a token with policy, proximal and behaviour log-probabilities p, q, b and ad
     none           1                       exp(p - q)
     ratio          1                       exp(p - b)
 
-With a teacher t, the reward's part counts (1 - teacher_weight) of it, and a token that the teacher scored adds
+With a teacher, the reward's part is multiplied by 1 - teacher_weight, and a token that it scored adds
 
     teacher_weight * KL(policy || teacher)
 
-of the distribution from which it was drawn, over all tokens that may follow its prefix (on-policy distillation).
-The prefix was drawn by the policy and is not differentiated (GKD, arXiv 2306.13649 section 3); MiniLLM (arXiv
-2306.08543) adds what a token does to the gaps of later ones, which has more variance. A sampled KL, whose
-advantage of a drawn token is log t - log p, has the same mean and the noise of one draw. The KL needs no
-weight w, since it does not depend on which token was drawn.
+of the distribution from which it was drawn, over all tokens that may follow its prefix (on-policy
+distillation). The prefix was drawn by the policy and is not differentiated (GKD, arXiv 2306.13649 section 3);
+MiniLLM (arXiv 2306.08543) adds what a token does to the gaps of later ones, which has more variance. A sampled
+KL, whose advantage of a drawn token is log t - log p, has the same mean and the noise of one draw. The KL
+needs no weight w, since it does not depend on which token was drawn.
 
 A trainer that takes one update on a batch has p = q, so r = 1 and the clip acts only under `ratio`. A
 token of a demonstration, whose b is unknown, has w = 1: its gradient is the advantage times the gradient of

@@ -260,7 +260,7 @@ class Episode:
         return self._prompts.request(lease.trajectory_id, step, instruction, screen, own)
 
     async def _with_hint(self, request: ActRequest) -> ActRequest:
-        """Return the request with the instruction that a teacher reads; as it is if no step leads to the goal.
+        """Return the request with the instruction that a teacher reads; unchanged if no step leads on.
 
         Raises ConfigError if the environment has no oracle.
         """

@@ -172,7 +172,8 @@ def load_sharded(
     """Load a policy folder over all ranks of `plan`; return it and the module that `root` makes around it.
 
     `prepare` freezes parameters (all of them for a reference). It may also replace modules by modules of
-    another model, which are left unchanged. `keeps_head` is for `shard`. With `lora` only the adapters are trained, as in `load_policy`.
+    another model, which are left unchanged. With `lora` only the adapters are trained, as in `load_policy`.
+    `keeps_head` is for `shard`.
     Every rank of the mesh must call this. Raises ModelError as `load_policy` does.
     """
     policy = load_policy(name, weights=False, lora=lora, pointing=pointing)

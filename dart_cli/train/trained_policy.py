@@ -373,7 +373,7 @@ class TrainModel:
         return adapters_off(self.policy.model) if self.reference is self.policy else nullcontext()
 
     def teacher_view(self, pack: Pack, temperature: float) -> TeacherView | None:
-        """Return what a teacher of other weights predicts at a pack's tokens; None without one, or with hints.
+        """Return what a teacher's folder predicts at a pack's tokens; None without one, or with hints.
 
         The pack must have pixels.
         """

@@ -104,7 +104,8 @@ class TrainConfig(Section):
     teacher_weight: float = Field(default=0.0, ge=0, le=1)
     """Share of the objective that is a teacher's: KL(policy || teacher) of the distribution of each token that
     the policy drew, in nats (on-policy distillation, docs/teacher.md). The teacher is `teacher.model`, or with
-    `teacher.hints` also the model that the run began with. The rest is the reward's. 1 learns from the teacher alone, 0 loads none."""
+    `teacher.hints` also the model that the run began with. The rest is the reward's. 1 learns from the teacher
+    alone, 0 loads none."""
 
     ranks: int = Field(default=1, ge=1, le=1024)
     """Number of processes that share one model (FSDP2), one for each GPU. `dart train` starts them, or

@@ -120,9 +120,8 @@ def shares_by_rank(
     """Return the share of each rank in the update on `batch`; `weights` are of the whole batch's loss.
 
     `earlier` are samples that are first scored with the weights of `earlier_version` in place of the present
-    ones (dart_cli/train/logprob_check.py). With `has_hints` a teacher scores the steps of each rank with their
-    hints. With `tests_sight` each rank scores one pack once more, with grey
-    screens.
+    ones (dart_cli/train/logprob_check.py). With `has_hints` a teacher scores the steps with their hints. With
+    `tests_sight` each rank scores one pack once more, with grey screens.
     """
     works = packed_batches(batch, policy, pack_tokens=pack_tokens, ranks=ranks)
     pad = pad_of(policy)
