@@ -398,7 +398,7 @@ class TrainModel:
 
     def taught_view(self, taught: TaughtSteps, pack: Pack) -> TeacherView | None:
         """Return what the teacher predicted, with hints, at a pack's tokens; None if nothing."""
-        scorer = self.teacher or self.reference_scorer
+        scorer: object = self.teacher or self.reference_scorer
         # The head of a policy with adapters is frozen, and its own.
         return taught.view(
             pack, None if scorer is self.scorer or scorer is None else scorer.head_weight()
@@ -411,10 +411,9 @@ class TrainModel:
 
     def reshard_teacher(self) -> None:
         """Free the teacher's head, which stays gathered from its forward pass on."""
-        scorers: list[torch.nn.Module | None] = [self.teacher, self.reference_scorer]
-        for scorer in scorers:
-            if isinstance(scorer, FSDPModule) and scorer is not self.scorer:
-                scorer.reshard()
+        scorer: object = self.teacher or self.reference_scorer
+        if isinstance(scorer, FSDPModule) and scorer is not self.scorer:
+            scorer.reshard()
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters that are updated, by name."""
