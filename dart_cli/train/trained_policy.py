@@ -398,7 +398,7 @@ class TrainModel:
 
     def taught_view(self, taught: TaughtSteps, pack: Pack) -> TeacherView | None:
         """Return what the teacher predicted, with hints, at a pack's tokens; None if nothing."""
-        scorer: object = self.teacher or self.reference_scorer
+        scorer = self.teacher or self.reference_scorer
         # The head of a policy with adapters is frozen, and its own.
         return taught.view(
             pack, None if scorer is self.scorer or scorer is None else scorer.head_weight()
@@ -411,9 +411,10 @@ class TrainModel:
 
     def reshard_teacher(self) -> None:
         """Free the teacher's head, which stays gathered from its forward pass on."""
-        scorer: object = self.teacher or self.reference_scorer
-        if isinstance(scorer, FSDPModule) and scorer is not self.scorer:
-            scorer.reshard()
+        apart = None if self.reference is self.policy else self.reference_scorer
+        root: object = self.teacher or apart
+        if isinstance(root, FSDPModule):
+            root.reshard()
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters that are updated, by name."""
