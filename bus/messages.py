@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from bus.packed import Float64s, Int32s, IntArray, Packed, PromptIds
 from bus.temperatures import MAX_TEMPERATURE, MIN_TEMPERATURE
 
-PROTOCOL_VERSION = 19
+PROTOCOL_VERSION = 20
 """Version of the messages; messages of other versions are refused. Raise it with every change of a field or
 its meaning."""
 
@@ -116,6 +116,17 @@ class SampledTokens(Message):
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+
+class Hint(Message):
+    """The privileged text in a step's prompt, which a teacher reads and the policy does not.
+
+    The teacher's prompt is the policy's prompt with `token_ids` in place of its tokens [start, end).
+    """
+
+    start: Count
+    end: Count
+    token_ids: Int32s
 
 
 class PointerCandidate(Message):
@@ -210,6 +221,7 @@ class Sample(Message):
     worker: str = ""  # the rollout worker that sampled it, for errors
     reward: Reward | None = None  # of its trajectory; None if groups are compared
     expected: Reward | None = None  # by the running baseline; None if groups are compared
+    hint: Hint | None = None  # None: no teacher scores it by a hint
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -305,6 +317,9 @@ class StepRecord(Request):
     pointed: list[PointerMap] = []  # of the completion
     images: list[bytes] = []
     """Encoded images of the prompt, besides `screenshot`, that no earlier step of the trajectory had."""
+    hint: Hint | None = (
+        None  # of its prompt, if the environment named the next step of its solution
+    )
 
 
 class Judgement(Message):
@@ -353,6 +368,7 @@ class Completion(Reply):
     engine_s: Seconds
     worker: str = ""  # the worker that answers; empty in one process
     pointed: list[PointerMap] = []  # of its pointers, in order; the partial's come first
+    hint: Hint | None = None  # of the prompt; None if the request has no `hinted_instruction`
 
 
 class ActRequest(Request):
@@ -379,6 +395,8 @@ class ActRequest(Request):
     """The whole prompt, if another program has written it; then it shows no `instruction`, `turns` and
     `observed_text`."""
     images: list[bytes] = []  # [I - 1], encoded images of `messages` before `screenshot`
+    hinted_instruction: str = ""
+    """The instruction with the next step, for the completion's `hint`; the policy does not read it."""
 
 
 # --- train -> data --------------------------------------------------------------------------

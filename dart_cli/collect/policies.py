@@ -4,7 +4,6 @@ OraclePolicy      answers with the environment's own solution, in the tokens of 
 HintedPolicy      samples from a policy whose prompt names the next step of the solution
 ActionWriter      writes an action as a completion of the policy that learns
 UnwritableError   the error for an action that the policy's language or its length does not allow
-hinted            returns an instruction that names the next step of the solution
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from bus.messages import ActRequest, Completion
 from bus.packed import int32s
 from dart_cli.engines.base import PromptEncoder, Responder
 from dart_cli.env.async_env import AsyncEnv
+from dart_cli.env.episode import hinted
 from dart_cli.env.step_prompts import ActionSpec
 from envs.contract.actions import Action
 
@@ -104,23 +104,9 @@ class HintedPolicy:
     async def act(self, request: ActRequest) -> Completion:
         """Return a completion that was sampled with the hint. Raises EnvError, EngineError."""
         instruction = await hinted(self._env, request, self._action_spec)
-        question = request.model_copy(update={"instruction": instruction})
+        question = request
+        if instruction:
+            question = request.model_copy(update={"instruction": instruction})
         completion = await self._responder.answer(question)
         plain_prompt = self._responder.prompt_encoder.encode_prompt(request)
         return completion.model_copy(update={"prompt_token_ids": int32s(plain_prompt)})
-
-
-async def hinted(env: AsyncEnv, request: ActRequest, action_spec: ActionSpec) -> str:
-    """Return the instruction with the next step: the environment's hint, else the text of the action.
-
-    `action_spec` is that of the model that reads it. Raises EnvError.
-    """
-    action, hint = await env.solve()
-    if hint:
-        return hint
-    coordinates = action_spec.coordinate_map_of(request.width, request.height)
-    try:
-        text = action_spec.action_parser.format(action, coordinates)
-    except ActionError:
-        return request.instruction
-    return f"{request.instruction}\nNext: {text}"

@@ -33,12 +33,13 @@ from dart_cli.chat.server import (
     SettingNames,
     chat_server,
 )
-from dart_cli.collect.policies import ActionWriter, UnwritableError, hinted
+from dart_cli.collect.policies import ActionWriter, UnwritableError
 from dart_cli.collect.teacher_record import BudgetSpentError, TeacherRecord
 from dart_cli.config.schema import MODEL_ENGINES, Config, TeacherConfig
 from dart_cli.config.teacher import teacher_config
 from dart_cli.engines.base import PromptEncoder, Responder
 from dart_cli.env.async_env import AsyncEnv
+from dart_cli.env.episode import hinted
 from dart_cli.env.step_prompts import ActionSpec, StepPrompts, action_spec_of
 from dart_cli.language.thoughts import thought_and_words
 from dart_cli.player.chosen_model import loaded_model
@@ -127,7 +128,7 @@ class TeacherPolicy:
         assert screen is not None
         instruction = request.instruction
         if self._hints:
-            instruction = await hinted(self._env, request, self._own_spec)
+            instruction = await hinted(self._env, request, self._own_spec) or instruction
         question = self._prompts.request(
             request.trajectory_id, request.step, instruction, screen, self._sampling(request)
         )

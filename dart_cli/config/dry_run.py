@@ -39,7 +39,7 @@ def describe(config: Config, role: Role | None = None) -> list[tuple[str, str]]:
     if role in (None, "env", "rollout", "train", "eval") and config.policy.family in FAMILIES:
         lines.append(("family", f"{config.policy.family}: {FAMILIES[config.policy.family].title}"))
         lines += [(f"policy.{entry.key}", origin_line(entry)) for entry in origins(config)]
-    if role in (None, "eval") and config.teacher.is_set:
+    if role in (None, "eval") and (config.teacher.is_set or config.train.teacher_weight):
         lines.append(("teacher", teacher_line(config)))
     if role in (None, "data"):
         lines.append(("batch", _batch(config)))
@@ -103,7 +103,9 @@ def teacher_line(config: Config) -> str:
     """
     teacher, share = config.teacher, config.train.teacher_weight
     if share:
-        return f"{teacher.model} scores the policy's tokens: {share:g} of each advantage"
+        name = teacher.model or "the policy"
+        hints = ", with hints" if teacher.hints else ""
+        return f"{name} scores the policy's tokens{hints}: {share:g} of the objective"
     own = teacher_config(config)
     family = own.policy.family if own.policy.family in FAMILIES else own.policy.action_parser
     if not teacher.url:

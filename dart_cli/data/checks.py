@@ -78,7 +78,12 @@ def check_step(record: StepRecord, config: Config) -> None:
         raise ProtocolError(f"{where}: {mistake}")
     if mistake := map_mistake(record.pointed, record.sampled.patches):
         raise ProtocolError(f"{where}: {mistake}")
-    # 5. The hashes match the images.
+    # 5. The hint is inside of the prompt.
+    if (hint := record.hint) is not None:
+        _check_range(where, "hint", hint.token_ids)
+        if not hint.start <= hint.end <= len(record.prompt_token_ids):
+            raise ProtocolError(f"{where}: its hint is outside of its prompt")
+    # 6. The hashes match the images.
     if not record.image_hashes or record.image_hashes[-1] != content_hash(record.screenshot):
         raise ProtocolError(f"{where}: the last of image_hashes must be the screenshot's")
     for image in record.images:

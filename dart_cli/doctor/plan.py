@@ -191,15 +191,16 @@ def trainer_setup(
         recompute=train.recompute == "layer",
         offload=train.offload == "optimizer",
         freeze_vision=config.model.freeze_vision,
-        reference=train.kl_beta > 0,
+        reference=train.kl_beta > 0 or (train.teacher_weight > 0 and not config.teacher.model),
         teacher=_teacher(config),
+        is_taught=config.train.teacher_weight > 0,
         adapters=shape_of(tree).adapters(lora.rank) if lora else 0,
         points=config.policy.pointing == "pointer",
     )
 
 
 def _teacher(config: Config) -> Shape | None:
-    """Return the shape of the teacher that scores tokens; None without one. Raises ModelError."""
+    """Return the shape of a teacher of its own weights that scores; None without one. Raises ModelError."""
     tree, _ = _teacher_files(config)
     return shape_of(tree) if tree else None
 

@@ -322,7 +322,7 @@ def _parts(plan: Plan, *, on_cpu: bool) -> str:
     listed = {
         "masters, gradients, moments": trained,
         "LoRA's base" if plan.setup.adapters else "frozen vision tower": permanent["frozen"],
-        "the KL's reference": permanent["reference"],
+        "the model that the run began with": permanent["reference"],
         "the teacher": permanent["teacher"],
         "activations with recompute" if plan.setup.recompute else "activations": passing.get(
             "activations", 0

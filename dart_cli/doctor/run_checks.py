@@ -293,9 +293,9 @@ def teacher(config: Config) -> Iterator[Finding]:
     Nothing is sent. With train.teacher_weight it scores: what is wrong then is among the mistakes of the
     configuration, and only `dart data collect` checks whether it can also play.
     """
-    if not config.teacher.is_set:
-        return
     scores = config.train.teacher_weight > 0
+    if not (config.teacher.is_set or scores):
+        return
     mistakes = list(find_mistakes(config, "train" if scores else "teacher"))
     if not scores:
         yield from mistakes

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, get_args
 
-from bus.errors import ActionCausedError, DartError, EnvError, NoOracleError
+from bus.errors import ActionCausedError, DartError, EnvError, NoOracleError, NotSolvableError
 from bus.messages import Outcome
 from envs.contract.actions import Action
 from envs.contract.base import GuiEnv, Observation, Solvable, Task, Verdict
@@ -41,7 +41,7 @@ _logged: set[tuple[str, str]] = set()
 """The (call, place) of each error whose traceback this process has logged."""
 
 _KINDS: Mapping[str, type[EnvError]] = {
-    kind.__name__: kind for kind in (NoOracleError, ActionCausedError, EnvError)
+    kind.__name__: kind for kind in (NotSolvableError, NoOracleError, ActionCausedError, EnvError)
 }
 """Errors that keep their class on the way to the slot."""
 
@@ -158,10 +158,12 @@ def evaluate_start(env: GuiEnv) -> Verdict | None:
 def solve(env: GuiEnv) -> tuple[Action, str]:
     """Return (action, hint): the next action of the environment's own solution, and its hint or "".
 
-    Raises NoOracleError if the environment has no solution.
+    Raises NotSolvableError if the environment has no oracle, NoOracleError if it has no solution of the task.
     """
     if not isinstance(env, Solvable):
-        raise NoOracleError("this environment has no oracle_action (envs.contract.base.Solvable)")
+        raise NotSolvableError(
+            "this environment has no oracle_action (envs.contract.base.Solvable)"
+        )
     action = call_method(env, "oracle_action")
     if not isinstance(action, _ACTIONS):
         raise wrong_return("oracle_action", "an action of envs.contract.actions", action)

@@ -10,6 +10,7 @@
     already_true        returns why an episode cannot begin
     stop_reason_after   returns why an action ended an episode
     admitted            returns the verdict that counts
+    hinted              returns an instruction that names the next step of the environment's solution
     BROKE               stop reasons after which the environment is renewed
 
 `dart env` (training) and `dart eval` (evaluation) both use this module, so that they play the same way.
@@ -23,10 +24,13 @@ from typing import Literal, Protocol
 
 from bus.errors import (
     ActionCausedError,
+    ActionError,
     BusError,
+    ConfigError,
     DartError,
     EngineError,
     EnvError,
+    NotSolvableError,
 )
 from bus.messages import (
     Ack,
@@ -151,8 +155,13 @@ class Episode:
         sink: TrajectorySink,
         action_spec: ActionSpec,
         timer: PhaseTimer | None = None,
+        *,
+        hints: bool = False,
     ) -> None:
-        """Prepare to play `task` for `lease`. `timer` is the slot's timer (`slot_timer`)."""
+        """Prepare to play `task` for `lease`. `timer` is the slot's timer (`slot_timer`).
+
+        With `hints` each step is submitted with the next step of the environment's solution, for a teacher.
+        """
         self.lease = lease
         self.phase: Phase = "reset"
         self.steps = 0  # number of submitted steps
@@ -164,6 +173,8 @@ class Episode:
         self._policy = policy
         self._sink = sink
         self._prompts = StepPrompts(action_spec)
+        self._action_spec = action_spec
+        self._hints = hints
         self._screen: Observation | None = None
         self._ack: asyncio.Task[Ack] | None = None  # the submission of the newest step, if pending
         self._began = time.monotonic()
@@ -216,6 +227,8 @@ class Episode:
             return "environment", Verdict("invalid", reason)
         for step in range(self.lease.max_steps):
             request = self._request(step, instruction, screen)
+            if self._hints:
+                request = await self._with_hint(request)
             completion, model_s = await self._ask(request)
             action, error = self._prompts.read(completion.text, screen)
             if action is None:
@@ -245,6 +258,23 @@ class Episode:
         lease, sampling = self.lease, self.lease.sampling
         own = sampling.model_copy(update={"seed": sampling.seed + step})
         return self._prompts.request(lease.trajectory_id, step, instruction, screen, own)
+
+    async def _with_hint(self, request: ActRequest) -> ActRequest:
+        """Return the request with the instruction that a teacher reads; unchanged if no step leads on.
+
+        Raises ConfigError if the environment has no oracle.
+        """
+        self._enter("env")
+        try:
+            instruction = await hinted(self._env, request, self._action_spec)
+        except NotSolvableError as error:
+            raise ConfigError(
+                f"teacher.hints: suite {self.lease.suite} names no next step: {error}; leave it out, and set "
+                "teacher.model to a model folder, or give the suite an oracle_action"
+            ) from error
+        except EnvError:  # the policy left every way to the goal, or this task has no solution
+            return request
+        return request.model_copy(update={"hinted_instruction": instruction})
 
     async def _ask(self, request: ActRequest) -> tuple[Completion, float]:
         """Return (completion, seconds). Raises _AbandonedError if the policy does not answer."""
@@ -345,4 +375,22 @@ def record_of(
         observed_text=request.observed_text,
         reward=reward,
         pointed=completion.pointed,
+        hint=completion.hint,
     )
+
+
+async def hinted(env: AsyncEnv, request: ActRequest, action_spec: ActionSpec) -> str:
+    """Return the instruction with the next step: the environment's hint, else the text of the action.
+
+    `action_spec` is that of the model that reads it. Return "" if its language has no text for the action.
+    Raises EnvError.
+    """
+    action, hint = await env.solve()
+    if hint:
+        return hint
+    coordinates = action_spec.coordinate_map_of(request.width, request.height)
+    try:
+        text = action_spec.action_parser.format(action, coordinates)
+    except ActionError:
+        return ""
+    return f"{request.instruction}\nNext: {text}"

@@ -85,6 +85,7 @@ CREATE TABLE steps (
     instruction TEXT NOT NULL,           -- as the policy read it; in step 0 alone
     observed_text TEXT NOT NULL,         -- text that it read beside the screenshot
     reward REAL,                         -- NULL if the environment gave none
+    hint BLOB NOT NULL,                  -- a place in the prompt, and its tokens with the next step
     PRIMARY KEY (trajectory_id, step)
 );
 CREATE TABLE screenshots (

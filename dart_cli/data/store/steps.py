@@ -8,7 +8,7 @@
 
 Blobs are little-endian on every machine:
 
-    ids      int32: token ids, version spans
+    ids      int32: token ids, version spans, hints
     prompt   three bytes for each id: the lowest bytes of all ids, then the middle ones, then the highest. The
              id that is repeated most, the image placeholder, is written once for 8 or 128 in a row, so that
              50 KB of a prompt with five screenshots become 3 KB. A prompt that this format cannot represent
@@ -31,7 +31,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from bus.messages import PointerCandidate, PointerMap, SampledTokens, StepRecord, VersionSpan
+from bus.messages import Hint, PointerCandidate, PointerMap, SampledTokens, StepRecord, VersionSpan
 from bus.packed import FloatArray, IntArray, float64s, int32s, little_endian
 from dart_cli.data.store.rows import PlannedSample
 
@@ -68,6 +68,7 @@ class StepRow:
     reward: float | None = None  # the environment's reward for this step; None if it gave none
     observed_text: str = ""  # text that the policy read beside the screenshot
     pointed: list[PointerMap] = field(default_factory=list)  # as in StepRecord
+    hint: Hint | None = None  # likewise
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class BatchStep:
     worker: str = ""
     reward: float | None = None  # as in PlannedSample
     baseline: float | None = None  # likewise
+    hint: Hint | None = None  # as in StepRecord
 
 
 BATCH_COLUMNS = (
@@ -98,6 +100,7 @@ BATCH_COLUMNS = (
     "version_spans",
     "patches",
     "worker",
+    "hint",
 )
 """The columns that `batch_step_of` reads, in its order."""
 
@@ -129,6 +132,7 @@ def columns_of(
         "instruction": step.instruction,
         "observed_text": step.observed_text,
         "reward": step.reward,
+        "hint": pack_hint(step.hint),
     }
 
 
@@ -147,13 +151,14 @@ def step_of(row: dict[str, Any]) -> StepRow:
         "prompt_token_ids": unpack_ids(prompt_ids(row["prompt_token_ids"])),
         "action": from_json(row["action"]) if row["action"] else None,
         "pointed": unpack_maps(row["pointed"]),
+        "hint": unpack_hint(row["hint"]),
     }
     return StepRow(**row)
 
 
 def batch_step_of(planned: PlannedSample, columns: Sequence[Any]) -> BatchStep:
     """Return a step of a batch from its BATCH_COLUMNS; its numbers stay packed arrays."""
-    hashes, prompt, token_ids, logprobs, spans, patches, worker = columns
+    hashes, prompt, token_ids, logprobs, spans, patches, worker, hint = columns
     return BatchStep(
         group_id=planned.group_id,
         trajectory_id=planned.trajectory_id,
@@ -170,6 +175,7 @@ def batch_step_of(planned: PlannedSample, columns: Sequence[Any]) -> BatchStep:
         worker=worker,
         reward=planned.reward,
         baseline=planned.baseline,
+        hint=unpack_hint(hint),
     )
 
 
@@ -260,6 +266,19 @@ def unpack_spans(blob: bytes) -> list[VersionSpan]:
 def span_versions(blob: bytes) -> list[int]:
     """Return only the versions of packed spans, in order."""
     return unpack_ids(blob)[::3]
+
+
+def pack_hint(hint: Hint | None) -> bytes:
+    """Return a hint as int32: start, end and its tokens; empty if there is none."""
+    return b"" if hint is None else pack_ids([hint.start, hint.end, *hint.token_ids])
+
+
+def unpack_hint(blob: bytes) -> Hint | None:
+    """Return the hint that `pack_hint` packed."""
+    if not blob:
+        return None
+    start, end, *_ = unpack_ids(blob[:8])
+    return Hint.model_construct(start=start, end=end, token_ids=int32s(blob[8:]))
 
 
 def pack_maps(maps: Sequence[PointerMap]) -> bytes:
