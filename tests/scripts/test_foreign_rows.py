@@ -35,7 +35,7 @@ from envs.contract.actions import (
     Wait,
 )
 from scripts.foreign_rows.__main__ import convert
-from scripts.foreign_rows.opencua import action_of
+from scripts.foreign_rows.opencua import action_of, actions_of
 
 SIZE = (200, 100)
 
@@ -275,6 +275,35 @@ def test_a_click_without_a_place_is_where_the_last_one_was(home: Path) -> None:
         DoubleClick(x=84, y=42),
         Done(),
     ]
+
+
+def test_steps_of_several_actions_are_read_up_to_a_bound(home: Path) -> None:
+    typed = {"action": "type", "text": "a"}
+    folder = write_lines(
+        home / "rows.jsonl", lite(CLICK, typed, {"action": "drag", "coordinate": [0, 0]})
+    )
+    with pytest.raises(UserError, match=r"does 3 things .*; a step of ours has one action"):
+        convert("cua-lite", folder)
+    with pytest.raises(UserError, match="a step of ours has at most 2"):
+        convert("cua-lite", folder, max_actions=2)
+    convert("cua-lite", folder, max_actions=3)
+    [episode] = read_episodes(folder)
+    assert [step.actions for step in episode.steps] == [
+        (Click(x=84, y=42), Type(text="a"), Drag(path=[(84, 42), (0, 0)])),
+        (Done(),),
+    ]
+
+
+def test_code_of_several_actions_is_read_up_to_a_bound() -> None:
+    code = "pyautogui.click(x=0.5, y=0.25)\npyautogui.write(message='a')\npyautogui.hotkey('ctrl', 's')"
+    actions, pointer = actions_of(code, SIZE, None, 3)
+    assert actions == [Click(x=100, y=25), Type(text="a"), KeyPress(keys=["ctrl", "s"])]
+    assert pointer == (100, 25)
+    for most in (1, 2):
+        with pytest.raises(ValueError, match=r"3 actions"):
+            actions_of(code, SIZE, None, most)
+    with pytest.raises(ValueError, match="no place"):
+        actions_of("pyautogui.write(message='a')\npyautogui.click()", SIZE, None, 3)
 
 
 @pytest.mark.parametrize("change", [{"others": "x"}, {"dims": 5}])
