@@ -79,13 +79,14 @@ class SeveralActions:
 
     def as_history(self, text: str) -> str:
         """Return a past completion in the form in which the model expects it in a prompt."""
-        shown = self._language.as_history(text)
-        if shown != text:
-            return shown
+        history = self._language.as_history(text)
+        if history != text:
+            return history
         for part in reversed(self._parts_or_none(text)):
-            shown = self._language.as_history(part.text)
+            history = self._language.as_history(part.text)
             tail = len(part.text) - part.lead - (part.end - part.start)
-            text = text[: part.start] + shown[part.lead : len(shown) - tail] + text[part.end :]
+            inner = history[part.lead : len(history) - tail]
+            text = text[: part.start] + inner + text[part.end :]
         return text
 
     def summary(self, text: str) -> str:
