@@ -57,7 +57,10 @@ NAME = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
 def action_language(config: Config) -> dict[str, str | int]:
     """Return the action parser and the coordinates in which the policy writes actions, and how many at once."""
     policy = config.policy
-    language = {"action_parser": policy.action_parser, "coordinates": policy.coordinates}
+    language: dict[str, str | int] = {
+        "action_parser": policy.action_parser,
+        "coordinates": policy.coordinates,
+    }
     if policy.max_actions > 1:
         language["max_actions"] = policy.max_actions
     return language

@@ -159,9 +159,8 @@ class SeveralPoints(SeveralActions):
 
 def several(language: SplitParser, most: int) -> SeveralActions:
     """Return an action parser for completions of 1 to `most` actions of a language."""
-    # A Protocol of two others cannot tell the type checker that the language is both.
     if isinstance(language, PointParser):
-        return SeveralPoints(language, most)  # type: ignore[arg-type]
+        return SeveralPoints(language, most)
     return SeveralActions(language, most)
 
 
