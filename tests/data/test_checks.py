@@ -58,6 +58,8 @@ from tests.data.parts import (
         ({"image_hashes": []}, "image_hashes"),
         ({"screenshot": b"another"}, "image_hashes"),
         ({"images": [b"\x89PNG of another prompt"]}, "images must be .* of image_hashes"),
+        ({"more_actions": [{"kind": "wait"}] * 32}, "more_actions must be at most 31"),
+        ({"action": None, "more_actions": [{"kind": "wait"}]}, "more_actions must .* after action"),
     ],
 )
 def test_a_step_whose_parts_do_not_fit_is_refused_by_name(
