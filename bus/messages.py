@@ -307,7 +307,7 @@ class StepRecord(Request):
     sampled: SampledTokens
     worker: str  # the rollout worker that finished the completion
     text: str  # the completion, decoded
-    action: dict[str, Any] | None  # envs.contract.actions.Action as a dict; None if malformed
+    action: dict[str, Any] | None  # the first, an envs.contract.actions.Action; None if malformed
     error: str  # why the text is no action; empty if it is one
     model_s: Seconds  # time until the completion came
     env_s: Seconds  # time of the environment's step
@@ -315,6 +315,9 @@ class StepRecord(Request):
     observed_text: str = ""  # text that the policy read beside the screenshot (env.observe)
     reward: Annotated[float, Field(allow_inf_nan=False)] | None = None  # the environment's, if any
     pointed: list[PointerMap] = []  # of the completion
+    more_actions: list[dict[str, Any]] = []
+    """The actions of the completion that were performed after `action`, in order, without a screenshot in
+    between (policy.max_actions)."""
     images: list[bytes] = []
     """Encoded images of the prompt, besides `screenshot`, that no earlier step of the trajectory had."""
     hint: Hint | None = (

@@ -2,11 +2,13 @@
 
 OraclePolicy      answers with the environment's own solution, in the tokens of the policy
 HintedPolicy      samples from a policy whose prompt names the next step of the solution
-ActionWriter      writes an action as a completion of the policy that learns
+ActionWriter      writes actions as a completion of the policy that learns
 UnwritableError   the error for an action that the policy's language or its length does not allow
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from bus.errors import ActionError, EngineError
 from bus.messages import ActRequest, Completion
@@ -38,24 +40,24 @@ class ActionWriter:
 
     def completion(
         self,
-        action: Action,
+        actions: Sequence[Action],
         request: ActRequest,
         what: str = "solution",
         *,
         thought: str = "",
         words: str = "",
     ) -> Completion:
-        """Return the completion that means `action`; its log-probabilities are unknown.
+        """Return the completion that means `actions`; its log-probabilities are unknown.
 
         A `thought` stands where the policy has its thoughts. `words` say what is done; languages that have no
-        place for them leave them out. `what` names the action in errors. Raises UnwritableError, and
+        place for them leave them out. `what` names the actions in errors. Raises UnwritableError, and
         EngineError for a prompt that cannot be built.
         """
         opening = self._prompt_encoder.closed_thought(thought or words)
         line = (words if thought else "") if opening else (words or thought)
-        coordinates = self._action_spec.coordinate_map_of(request.width, request.height)
+        size = request.width, request.height
         try:
-            text = opening + self._action_spec.action_parser.format(action, coordinates, line)
+            text = opening + self._action_spec.write(actions, size, line)
         except ActionError as error:
             raise UnwritableError(
                 f"the policy's action parser cannot write the {what}: {error}"
@@ -90,7 +92,7 @@ class OraclePolicy:
     async def act(self, request: ActRequest) -> Completion:
         """Return the next step of the solution. Raises EnvError, and EngineError if it cannot be written."""
         action, _hint = await self._env.solve()
-        return self._writer.completion(action, request)
+        return self._writer.completion([action], request)
 
 
 class HintedPolicy:

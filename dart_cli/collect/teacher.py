@@ -133,31 +133,32 @@ class TeacherPolicy:
             request.trajectory_id, request.step, instruction, screen, self._sampling(request)
         )
         reply = await self._teacher.answer(question)
-        # 2. Read its action.
+        # 2. Read its actions.
         text = reply.completion.text
-        action, problem = self._prompts.read(text, screen)
-        if action is None and reply.completion.stop == "length":
+        actions, problem = self._prompts.read(text, screen)
+        if not actions and reply.completion.stop == "length":
             raise UnusableError(CUT_OFF, f"the teacher's answer was cut off: {text[-60:]!r}")
-        if action is None:
+        if not actions:
             raise UnusableError(
                 MALFORMED, f"the teacher's answer {text[:60]!r} is no action: {problem}"
             )
-        # 3. Write it as the policy would.
+        # 3. Write them as the policy would.
         thought, words = thought_and_words(text) if self._options.keep_thoughts else ("", "")
         if self._options.keep_thoughts and reply.thought:
             thought = reply.thought.strip()
         try:
             completion = self._writer.completion(
-                action, request, "teacher's action", thought=thought, words=words
+                actions, request, "teacher's action", thought=thought, words=words
             )
         except UnwritableError as error:
             raise UnusableError(TOO_LONG if error.is_long else UNWRITABLE, str(error)) from None
-        own_action, problem = self._spec.read(completion.text, screen, self._prompts.pointer)
-        if own_action is None:
+        own_actions, problem = self._spec.read(completion.text, screen, self._prompts.pointer)
+        if not own_actions:
             raise UnusableError(UNWRITABLE, f"the policy cannot read its own action: {problem}")
-        # 4. Both histories go on from the action that is performed.
+        # 4. Both histories go on from the actions that are performed.
         self._prompts.remember(reply.completion, screen)
-        self._prompts.move_pointer(own_action)
+        for action in own_actions:
+            self._prompts.move_pointer(action)
         return completion
 
     def _sampling(self, request: ActRequest) -> Sampling:

@@ -32,6 +32,7 @@ _PLAY = ("env", "serve")
 _HISTORY = (
     "family",
     "action_parser",
+    "max_actions",
     "coordinates",
     "template",
     "history_images",

@@ -31,7 +31,7 @@ from bus.errors import ActionError, ModelError, ProtocolError
 from bus.messages import SampledTokens, StepRecord, TrajectoryEnd
 from dart_cli.config.architecture import pointer_ids
 from dart_cli.config.model_folder import model_folder
-from dart_cli.config.schema import MODEL_ENGINES, Config, Pointing
+from dart_cli.config.schema import MODEL_ENGINES, MOST_ACTIONS, Config, Pointing
 from dart_cli.data.store.steps import in_range
 from dart_cli.language.coordinates import smart_resize
 from dart_cli.language.pointer_tokens import Triple, map_mistake, patch_mistake
@@ -89,6 +89,11 @@ def check_step(record: StepRecord, config: Config) -> None:
     for image in record.images:
         if image_type(image) is None or content_hash(image) not in record.image_hashes:
             raise ProtocolError(f"{where}: images must be PNG, JPEG or WebP, and of image_hashes")
+    # 6. A completion has a bounded number of actions.
+    if record.more_actions and (record.action is None or len(record.more_actions) >= MOST_ACTIONS):
+        raise ProtocolError(
+            f"{where}: more_actions must be at most {MOST_ACTIONS - 1}, after action"
+        )
 
 
 def check_end(end: TrajectoryEnd) -> None:

@@ -131,8 +131,11 @@ class AsyncEnv:
         )
         return verdict
 
-    async def step(self, action: Action) -> StepResult:
-        """Perform one action."""
+    async def step(self, action: Action, *, continues: bool = False) -> StepResult:  # noqa: ARG002
+        """Perform one action. With `continues` it is of the same completion as the one before.
+
+        To the environment the actions of a completion are single steps; to JudgedEnv they are one.
+        """
         self._steps_left -= 1
         deadline_s = self._deadlines.of_step(action, last=self._steps_left <= 0)
         stepped: StepResult = await self._call("step", deadline_s, {"action": action})
@@ -203,11 +206,12 @@ class JudgedEnv(AsyncEnv):
         self._judge, self._checks = judge, checks
         self._task: Task | None = None
         self._evidence: Evidence | None = None
+        self._actions: list[dict[str, Any]] = []  # of the newest completion
         self._in_use = False
 
     async def reset(self, task: Task, seed: int, *, free: bool = False) -> tuple[Observation, str]:
         """See AsyncEnv."""
-        self._task, self._evidence = task, None
+        self._task, self._evidence, self._actions = task, None, []
         screen, instruction = await super().reset(task, seed, free=free)
         if not free and (self._checks or not task.evaluated):
             self._evidence = self._judge.evidence(instruction, screen.screenshot)
@@ -219,11 +223,12 @@ class JudgedEnv(AsyncEnv):
             return None
         return await super().evaluate_start()
 
-    async def step(self, action: Action) -> StepResult:
+    async def step(self, action: Action, *, continues: bool = False) -> StepResult:
         """See AsyncEnv."""
+        if not continues:
+            self._note_actions()
         stepped = await super().step(action)
-        if self._evidence is not None:
-            self._evidence.add(action_to_dict(action), stepped.observation.screenshot)
+        self._actions.append(action_to_dict(action))
         return stepped
 
     async def evaluate(self) -> Verdict:
@@ -234,6 +239,7 @@ class JudgedEnv(AsyncEnv):
         task, evidence = self._task, self._evidence
         if task is None or evidence is None:
             return await super().evaluate()
+        self._note_actions()
         if not task.evaluated:
             return verdict_of(await self._ask_judge(evidence, "missing"))
         verdict = await super().evaluate()
@@ -259,6 +265,12 @@ class JudgedEnv(AsyncEnv):
             if self._in_use:
                 self._in_use = False
                 await self._judge.__aexit__(None, None, None)
+
+    def _note_actions(self) -> None:
+        """Add the newest completion's actions, and the screen after them, to the evidence."""
+        if self._evidence is not None and self._actions and self.screen is not None:
+            self._evidence.add(self._actions, self.screen.screenshot)
+        self._actions = []
 
     async def _ask_judge(self, evidence: Evidence, use: Purpose) -> Judgement:
         if not self._in_use:

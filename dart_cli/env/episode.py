@@ -1,4 +1,4 @@
-"""One episode: reset -> (ask the policy -> read its text -> act) ... -> verdict.
+"""One episode: reset -> (ask the policy -> read its text -> perform its actions) ... -> verdict.
 
     Policy              the protocol of a policy, which answers a screen with a completion: a router, or an
                         engine of this process
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from bus.errors import (
@@ -230,18 +231,15 @@ class Episode:
             if self._hints:
                 request = await self._with_hint(request)
             completion, model_s = await self._ask(request)
-            action, error = self._prompts.read(completion.text, screen)
-            if action is None:
-                await self._submit(
-                    record_of(request, screen, completion, None, error, model_s, 0.0)
-                )
+            actions, error = self._prompts.read(completion.text, screen)
+            if not actions:
+                await self._submit(record_of(request, screen, completion, [], error, model_s, 0.0))
                 return "malformed", Verdict("fail", error)
             try:
-                stepped = await self._act(request, screen, completion, action, model_s)
+                stop = await self._act(request, screen, completion, actions, model_s)
             except ActionCausedError as caused:
                 return "broken", Verdict("fail", str(caused))
-            self._screen = stepped.observation
-            if (stop := stop_reason_after(action, stepped)) is not None:
+            if stop is not None:
                 return await self._evaluate(stop)
             self._prompts.remember(completion, screen)
             screen = self._screen
@@ -291,29 +289,38 @@ class Episode:
         request: ActRequest,
         screen: Observation,
         completion: Completion,
-        action: Action,
+        actions: Sequence[Action],
         model_s: float,
-    ) -> StepResult:
-        """Perform the action, submit the step, and return the result.
+    ) -> StopReason | None:
+        """Perform the actions, submit the step, and return why the episode is over; None if it goes on.
 
-        If the environment breaks on the action, the step is submitted before the EnvError is raised.
+        Actions after one that ends the episode are not performed. If the environment breaks on an action, the
+        step is submitted before the EnvError is raised.
         """
         self._enter("env")
         began = time.monotonic()
         broken: EnvError | None = None
-        reward = None
-        try:
-            stepped = await self._env.step(action)
+        stop, reward = None, None
+        performed: list[Action] = []
+        for action in actions:
+            performed.append(action)
+            try:
+                stepped = await self._env.step(action, continues=len(performed) > 1)
+            except EnvError as error:
+                broken = error
+                break
+            self._screen = stepped.observation
             self._prompts.move_pointer(action)
-            reward = stepped.reward
-        except EnvError as error:
-            broken = error
+            if stepped.reward is not None:
+                reward = stepped.reward if reward is None else reward + stepped.reward
+            if (stop := stop_reason_after(action, stepped)) is not None:
+                break
         seconds = time.monotonic() - began
-        record = record_of(request, screen, completion, action, "", model_s, seconds, reward)
+        record = record_of(request, screen, completion, performed, "", model_s, seconds, reward)
         await self._submit(record)
         if broken is not None:
             raise broken
-        return stepped
+        return stop
 
     async def _submit(self, record: StepRecord) -> None:
         """Begin to submit the step; the episode goes on meanwhile. Steps are sent one at a time, in order."""
@@ -350,13 +357,14 @@ def record_of(
     request: ActRequest,
     screen: Observation,
     completion: Completion,
-    action: Action | None,
+    actions: Sequence[Action],
     error: str,
     model_s: float,
     env_s: float,
     reward: float | None = None,
 ) -> StepRecord:
-    """Return a step as the data service stores it."""
+    """Return a step as the data service stores it; `actions` are those that were performed."""
+    performed = [action_to_dict(action) for action in actions]
     return StepRecord(
         trajectory_id=request.trajectory_id,
         step=request.step,
@@ -367,7 +375,7 @@ def record_of(
         sampled=completion.sampled,
         worker=completion.worker,
         text=completion.text,
-        action=None if action is None else action_to_dict(action),
+        action=performed[0] if performed else None,
         error=error,
         model_s=model_s,
         env_s=env_s,
@@ -376,6 +384,7 @@ def record_of(
         reward=reward,
         pointed=completion.pointed,
         hint=completion.hint,
+        more_actions=performed[1:],
     )
 
 

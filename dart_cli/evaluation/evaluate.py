@@ -312,7 +312,13 @@ def _film(folder: Path, episode: PlayedEpisode) -> tuple[Film, int]:
         shots.append(episode.end.screenshot)
     names = [write_shot(folder, shot) for shot in shots]
     frames = [
-        FilmFrame(screenshot=name, text=record.text, action=record.action, pointed=record.pointed)
+        FilmFrame(
+            screenshot=name,
+            text=record.text,
+            action=record.action,
+            pointed=record.pointed,
+            more_actions=record.more_actions,
+        )
         for name, record in zip(names, episode.records, strict=False)
     ]
     film = Film(

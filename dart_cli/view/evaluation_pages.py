@@ -164,7 +164,7 @@ def _parts(evaluation: Evaluation) -> Iterator[Part]:
 def _film(run_dir: Path, site: Site, name: str, film: Film) -> Values:
     """Return the frames of a film with their pictures; the picture is empty if the screenshot is gone."""
 
-    def picture(file: str, alt: str, action: dict[str, Any] | None = None) -> Markup:
+    def picture(file: str, alt: str, actions: Sequence[dict[str, Any]] = ()) -> Markup:
         try:
             size = image_size((films_dir(run_dir, name) / file).read_bytes())
         except OSError:
@@ -172,10 +172,10 @@ def _film(run_dir: Path, site: Site, name: str, film: Film) -> Values:
         if size is None:
             return Markup("")
         image = site.picture(file, *size, of=("evaluations", name, "shots"))
-        return screenshot(image, *size, action_marks(action, size[0]), alt)
+        return screenshot(image, *size, action_marks(actions, size[0]), alt)
 
     frames = [
-        (picture(frame.screenshot, f"screen before step {number}", frame.action), frame.text)
+        (picture(frame.screenshot, f"screen before step {number}", frame.actions), frame.text)
         for number, frame in enumerate(film.frames)
     ]
     return {

@@ -60,6 +60,12 @@ CASES = [
         "got 3; set e.g. 7",
     ),
     Case(
+        "several actions in a language that has none",
+        '[policy]\naction_parser = "glm"\nmax_actions = 2\n',
+        "policy.max_actions",
+        'must be 1 with policy.action_parser = "glm"',
+    ),
+    Case(
         "text of a suite that has none",
         '[env]\nobserve = ["screenshot", "accessibility"]\n',
         "env.observe",

@@ -63,6 +63,8 @@ from tests.data.parts import (
         ({"hint": Hint(start=0, end=42, token_ids=int32s([]))}, "hint is outside of its prompt"),
         ({"hint": Hint(start=9, end=8, token_ids=int32s([]))}, "hint is outside of its prompt"),
         ({"hint": Hint(start=0, end=1, token_ids=int32s([-5]))}, "hint must be in"),
+        ({"more_actions": [{"kind": "wait"}] * 32}, "more_actions must be at most 31"),
+        ({"action": None, "more_actions": [{"kind": "wait"}]}, "more_actions must .* after action"),
     ],
 )
 def test_a_step_whose_parts_do_not_fit_is_refused_by_name(

@@ -71,7 +71,7 @@ class Scripted:
     async def evaluate_start(self) -> Verdict | None:
         return None
 
-    async def step(self, action: Action) -> StepResult:
+    async def step(self, action: Action, *, continues: bool = False) -> StepResult:
         self._steps += action != Wait(
             seconds=0
         )  # what a lenient action parser makes of any other text

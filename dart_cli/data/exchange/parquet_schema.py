@@ -70,9 +70,11 @@ def content_id(trajectory: Trajectory) -> str:
             step.text,
             step.action,
         ]
-        # Steps without patches have the ids that they had before patches existed.
+        # Steps without these have the ids that they had before these existed.
         if step.sampled.patches:
             parts.append(step.sampled.patches)
+        if step.more_actions:
+            parts.append(step.more_actions)
         content.append(parts)
     instance = [trajectory.task_id, trajectory.task_seed]
     plain = json.dumps([instance, content], sort_keys=True, allow_nan=False)
@@ -108,6 +110,8 @@ COLUMNS: dict[str, Column] = {
     "screenshot": Column("image"),  # before the action
     "text": Column("string"),  # the completion
     "action": Column("string", optional=True),  # JSON; null if the text is no action
+    # A JSON list: the actions of the completion that were performed after it; null without.
+    "more_actions": Column("string", optional=True),
     "error": Column("string", optional=True),  # why the text is no action
     "observed_text": Column("string", optional=True),  # read beside the screenshot
     "image_hashes": Column("string", is_list=True),  # the prompt's images; the last is screenshot

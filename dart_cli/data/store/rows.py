@@ -358,7 +358,7 @@ class JudgementRow:
 class PlayedStep:
     """One step that had an action."""
 
-    action: dict[str, Any]
+    actions: list[dict[str, Any]]  # those of its completion that were performed, in order
     screenshot: str  # key of screenshots: the screen before the action
 
 

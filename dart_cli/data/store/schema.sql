@@ -78,6 +78,7 @@ CREATE TABLE steps (
     pointed BLOB NOT NULL,               -- the pointers' maps
     text TEXT NOT NULL,
     action TEXT,                         -- JSON; NULL if the text is no action
+    more_actions TEXT,                   -- JSON list: those performed after it; NULL if there are none
     error TEXT NOT NULL,
     model_s REAL NOT NULL,
     env_s REAL NOT NULL,

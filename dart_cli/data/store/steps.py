@@ -59,7 +59,7 @@ class StepRow:
     prompt_token_ids: list[int]
     sampled: SampledTokens
     text: str
-    action: dict[str, Any] | None
+    action: dict[str, Any] | None  # the first
     error: str
     model_s: float
     env_s: float
@@ -69,6 +69,12 @@ class StepRow:
     observed_text: str = ""  # text that the policy read beside the screenshot
     pointed: list[PointerMap] = field(default_factory=list)  # as in StepRecord
     hint: Hint | None = None  # likewise
+    more_actions: list[dict[str, Any]] = field(default_factory=list)  # likewise
+
+    @property
+    def actions(self) -> list[dict[str, Any]]:
+        """All actions of the completion that were performed, in order."""
+        return [] if self.action is None else [self.action, *self.more_actions]
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,7 @@ def columns_of(
         "pointed": pack_maps(step.pointed),
         "text": step.text,
         "action": None if step.action is None else _json(step.action),
+        "more_actions": _json(step.more_actions) if step.more_actions else None,
         "error": step.error,
         "model_s": step.model_s,
         "env_s": step.env_s,
@@ -150,6 +157,7 @@ def step_of(row: dict[str, Any]) -> StepRow:
         "image_hashes": from_json(row["image_hashes"]),
         "prompt_token_ids": unpack_ids(prompt_ids(row["prompt_token_ids"])),
         "action": from_json(row["action"]) if row["action"] else None,
+        "more_actions": from_json(row["more_actions"]) if row["more_actions"] else [],
         "pointed": unpack_maps(row["pointed"]),
         "hint": unpack_hint(row["hint"]),
     }
