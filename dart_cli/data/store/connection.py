@@ -28,7 +28,7 @@ from dart_cli.runtime.sqlite_file import Mode, connect
 APPLICATION_ID = 0x44415254
 """Marks the file as dart's ("DART"), so that no other program's database is written to."""
 
-VERSION = 3
+VERSION = 4
 """Version of the tables, in SQLite's `user_version`. Raise it with every change of a table. A run whose
 database has another version can go on only with the dart that began it, or be exported by that dart with
 `dart data export`."""
