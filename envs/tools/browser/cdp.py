@@ -137,9 +137,13 @@ class Chromium:
     def attach(self, target: str) -> PageSession:
         """Return a session of a page that exists. Raises EnvError."""
         reply = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        return self.adopt(target, reply["sessionId"])
+
+    def adopt(self, target: str, session: str) -> PageSession:
+        """Return the session with which the browser attached itself to a page."""
         with self._lock:
-            self._sessions[target] = reply["sessionId"]
-        return PageSession(self, reply["sessionId"], self._deadline_s)
+            self._sessions[target] = session
+        return PageSession(self, session, self._deadline_s)
 
     def listen(self, session: str, listener: Listener | None) -> None:
         """Pass the events of a session (empty: the browser's) to `listener`; None ends that."""

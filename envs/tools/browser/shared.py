@@ -77,6 +77,11 @@ class SharedBrowser:
         with self._starting.hold(longest_s, f"Chromium has been started for {longest_s:g} s"):
             return self._living() or self._start()
 
+    def end(self) -> None:
+        """End the browser, if there is one; the next user gets a new one without a pause."""
+        with self._lock:
+            self._end()
+
     def _living(self) -> Chromium | None:
         with self._lock:
             browser = self._browser
