@@ -7,7 +7,7 @@ atspi_tree       an accessibility tree as nodes for an explorer
 resource_pools   guests or devices that an option names, each used by one slot at a time
 child_program    a program in another interpreter that answers requests over its pipes
 process_tree     a process with all processes that it started
-chromium         a headless Chromium process with its own profile
 miniwob_pages    the pages of MiniWoB++'s tasks
+browser/         a headless Chromium, whose pages draw and pass time on command
 remote/          parts of environments behind a server: addresses, replies, screenshots
 """
