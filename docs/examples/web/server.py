@@ -3,9 +3,9 @@
 Each session `sid` has a state of its own, which tests and training set and read:
 
     POST /begin?sid=S   {"seed": 7, "guest": "Clara"}: a new list with this guest, drawn by the seed
-    GET  /state?sid=S   the state: {"guests": [...], "dinner": "Fish", "answers": ["Remove", "Keep"]}
+    GET  /state?sid=S   the state: {"guests": [...], "invited": "", "dinner": "Fish", "answers": [...]}
 
-The page index.html shows it, and changes it by POST /add, /remove and /dinner.
+The page index.html shows it, and changes it by POST /add, /invite and /dinner.
 """
 
 import json
@@ -29,15 +29,16 @@ def begin(seed=0, guest="Anna", dinner=""):
     guests = rng.sample([name for name in NAMES if name != guest], k=3)
     guests.insert(rng.randrange(4), guest)
     chosen = rng.choice([other for other in DINNERS if other != dinner])
-    return {"guests": guests, "dinner": chosen, "answers": rng.sample(["Remove", "Keep"], k=2)}
+    answers = rng.sample(["Send", "Cancel"], k=2)
+    return {"guests": guests, "invited": "", "dinner": chosen, "answers": answers}
 
 
 def change(state, path, value):
     """Do what the page asks for."""
     if path == "/add" and value["guest"].strip():
         state["guests"].append(value["guest"].strip())
-    elif path == "/remove":
-        state["guests"].remove(value["guest"])
+    elif path == "/invite":
+        state["invited"] = value["guest"]
     elif path == "/dinner":
         state["dinner"] = value["dinner"]
 
