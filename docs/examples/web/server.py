@@ -1,42 +1,35 @@
-"""A small web application, a guest list: `python server.py PORT`, then http://127.0.0.1:PORT/?sid=me.
+"""A small web application, a list of guests: `python server.py PORT`, then http://127.0.0.1:PORT/?sid=me.
 
-Each session `sid` has a state of its own, which tests and training set and read:
+Each session `sid` has a state of its own, which training sets and reads:
 
-    POST /begin?sid=S   {"seed": 7, "guest": "Clara"}: a new list with this guest, drawn by the seed
-    GET  /state?sid=S   the state: {"guests": [...], "invited": "", "dinner": "Fish", "answers": [...]}
+    GET  /state?sid=S   {"guests": [...], "invited": "", "dinner": "Fish", "answers": ["Send", "Cancel"]}
+    POST /state?sid=S   begins anew with the parts that the body has, and the usual others
 
-The page index.html shows it, and changes it by POST /add, /invite and /dinner.
+The page index.html shows the state, and changes it by POST /add, /invite and /dinner.
 """
 
 import json
-import random
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-NAMES = "Anna Boris Clara David Elena Felix Greta Hugo Irene Jonas Kira Lukas Maria Nils Olga Peter".split()
-DINNERS = ["Fish", "Pasta", "Salad", "Soup"]
+USUAL = {
+    "guests": ["Anna", "Clara", "Felix", "Olga"],
+    "invited": "",
+    "dinner": "Fish",
+    "answers": ["Send", "Cancel"],  # the buttons of the dialog, from left to right
+}
 MOST_SESSIONS = 1000
 PAGE = (Path(__file__).parent / "index.html").read_bytes()
 
 sessions = {}  # sid -> state, the oldest first
 
 
-def begin(seed=0, guest="Anna", dinner=""):
-    """Return a new state: four guests, a dinner that is not `dinner`, the dialog's answers in an order."""
-    rng = random.Random(seed)
-    guests = rng.sample([name for name in NAMES if name != guest], k=3)
-    guests.insert(rng.randrange(4), guest)
-    chosen = rng.choice([other for other in DINNERS if other != dinner])
-    answers = rng.sample(["Send", "Cancel"], k=2)
-    return {"guests": guests, "invited": "", "dinner": chosen, "answers": answers}
-
-
 def change(state, path, value):
     """Do what the page asks for."""
-    if path == "/add" and value["guest"].strip():
-        state["guests"].append(value["guest"].strip())
+    if path == "/add":
+        state["guests"] = [*state["guests"], value["guest"]]
     elif path == "/invite":
         state["invited"] = value["guest"]
     elif path == "/dinner":
@@ -44,6 +37,8 @@ def change(state, path, value):
 
 
 class Handler(BaseHTTPRequestHandler):
+    """Answers the page, and whoever sets and reads its state."""
+
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
@@ -51,20 +46,19 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/":
             self.answer(200, "text/html; charset=utf-8", PAGE)
         elif path == "/state":
-            self.answer_json(sessions.setdefault(sid, begin()))
+            self.answer_json(sessions.get(sid, USUAL))
         else:
             self.answer(404, "text/plain", b"no such page")
 
     def do_POST(self):
         path, sid = self.place()
         value = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if path == "/begin":
-            sessions[sid] = begin(**value)
-            while len(sessions) > MOST_SESSIONS:
-                del sessions[next(iter(sessions))]
-        else:
-            change(sessions[sid], path, value)
-        self.answer_json(sessions[sid])
+        state = dict(USUAL | value if path == "/state" else sessions.get(sid, USUAL))
+        change(state, path, value)
+        sessions[sid] = state
+        while len(sessions) > MOST_SESSIONS:
+            del sessions[next(iter(sessions))]
+        self.answer_json(state)
 
     def place(self):
         parts = urlsplit(self.path)
