@@ -115,6 +115,14 @@ class BrowserGui:
             self._end_browser()
             raise
 
+    def settle(self) -> None:
+        """Wait until the page is still, as after an action."""
+        try:
+            self._settle(self.visit, self.options.step_ms)
+        except BaseException:
+            self._end_browser()
+            raise
+
     def perform(self, action: Action) -> Observation:
         """Perform an action, wait until the page is still, and return the screen."""
         visit = self.visit
