@@ -21,6 +21,7 @@ from pydantic import Field
 from bus.errors import EnvError, MissingPartError, TaskError
 from envs.contract.actions import Action, Answer, Done, Fail
 from envs.contract.base import Observation, Task, Verdict, task_of
+from envs.contract.elements import Element, ScreenState, elements_of, state_of
 from envs.contract.options import ImageEncoding, Pause, Seconds, checked
 from envs.suites.web.checking import (
     Scene,
@@ -33,6 +34,7 @@ from envs.suites.web.file import WebFile, read_file
 from envs.suites.web.schema import SetupStep, WebTask, host_of
 from envs.suites.web.solution import Solution
 from envs.tools.app_server import AppServer
+from envs.tools.browser.accessibility import read_page, route_of
 from envs.tools.browser.gui import BrowserGui, GuiOptions
 from envs.tools.browser.process import find_chromium
 
@@ -84,7 +86,8 @@ class WebEnv:
         self._scene, self._steps, self._last, self._over = scene, 0, None, False
         self._max_steps = task.max_steps or self._file.application.max_steps
         self._solution = Solution(scene.instance, self._gui.ask, self._options.scale)
-        return observation, {"instruction": scene.instance.text(task.instruction)}
+        instruction = scene.instance.text(task.instruction)
+        return observation, {"instruction": instruction, "app_log": self._reported()}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Perform the action and wait until the page is still. Raises EnvError."""
@@ -106,7 +109,7 @@ class WebEnv:
         truncated = not (over or self._free) and self._steps >= self._max_steps
         self._over = over or truncated
         reward = (self.evaluate().reward or 0.0) if self._over else 0.0
-        return observation, reward, over, truncated, {}
+        return observation, reward, over, truncated, {"app_log": self._reported()}
 
     def evaluate(self) -> Verdict:
         """Return the verdict on the application's present state.
@@ -134,6 +137,16 @@ class WebEnv:
         assert self._solution is not None, "an episode begins with one"
         return self._solution.action()
 
+    def elements(self) -> list[Element]:
+        """Return the elements that can be seen and reached (envs.contract.elements.Explorable)."""
+        self._playing()
+        return elements_of([read_page(self._gui.tab)])
+
+    def state(self) -> ScreenState:
+        """Return the state of the screen: the page's address without its query, and the skeleton."""
+        self._playing()
+        return state_of(route_of(self._gui.tab), [read_page(self._gui.tab)])
+
     @property
     def gui(self) -> BrowserGui:
         """The browser of the environment, for tools that look into the page."""
@@ -148,6 +161,10 @@ class WebEnv:
         self._gui.close()
         if self._server is not None:
             self._server.close()
+
+    def _reported(self) -> list[str]:
+        """Return what the pages reported since the last call: console errors, failed requests, dialogs."""
+        return [event.line for event in self._gui.take_events()]
 
     def _start_server(self) -> None:
         """Start the server if none runs, or if each episode has its own."""
