@@ -63,6 +63,11 @@ class PageEvent:
     text: str
     address: str = ""  # of the request or the script; empty if unknown
 
+    @property
+    def line(self) -> str:
+        """The event in one line, for info["app_log"]."""
+        return f"{self.kind}: {self.text}" + (f" ({self.address})" if self.address else "")
+
 
 @dataclass(frozen=True)
 class TabRules:
