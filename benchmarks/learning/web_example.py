@@ -90,7 +90,13 @@ def main() -> None:
 
 def stored_part(line: Result) -> Result:
     """Return the stored part of the JSON line of `dart up`."""
-    names = ("success_before", "success_after", "success_after_interval", "greedy_after", "episodes")
+    names = (
+        "success_before",
+        "success_after",
+        "success_after_interval",
+        "greedy_after",
+        "episodes",
+    )
     return {
         **{name: line[name] for name in (*names, "trajectories", "updates", "note")},
         "compositions": line["compositions"],

@@ -124,10 +124,10 @@ class AppServer:
     """The process of a web application. Not thread-safe: one slot owns it.
 
     `command` may have {port} and {folder}, an empty folder of this server alone; both are also in its
-    environment, as PORT and DART_FOLDER. It runs in the folder `place`.
+    environment, as PORT and DART_FOLDER. It runs in the folder `place`; None for the empty one.
     """
 
-    def __init__(self, command: Sequence[str], place: Path, *, start_s: float) -> None:
+    def __init__(self, command: Sequence[str], place: Path | None, *, start_s: float) -> None:
         self._command = tuple(command)
         self._place = place
         self._start_s = start_s
@@ -213,7 +213,7 @@ class AppServer:
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=self._log,
-                cwd=self._place,
+                cwd=self._place or self._scratch.name,
                 env={**os.environ, **own},
                 start_new_session=True,
             )

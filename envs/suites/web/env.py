@@ -106,6 +106,8 @@ class WebEnv:
         self._last = action
         self._steps += 1
         over = isinstance(action, Done | Fail | Answer)
+        if not (over or self._free) and self._file.application.ends == "goal":
+            over = self.evaluate().outcome == "pass"
         truncated = not (over or self._free) and self._steps >= self._max_steps
         self._over = over or truncated
         reward = (self.evaluate().reward or 0.0) if self._over else 0.0

@@ -325,6 +325,8 @@ class Application(_Table):
     """What the page's clock shows when an episode begins; the present time if it is not set."""
     state: StateSource | None = None
     max_steps: _Steps = 30
+    ends: Literal["done", "goal"] = "done"
+    """When an episode ends before its last step: when the policy says so, or also once the checks hold."""
     tasks: list[WebTask] = Field(min_length=1, max_length=MOST_TASKS)
 
     @property

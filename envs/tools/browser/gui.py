@@ -17,8 +17,9 @@ from envs.contract.actions import Action, Goto, Wait
 from envs.contract.base import Observation
 from envs.contract.options import ImageEncoding
 from envs.contract.screenshots import MEDIA_TYPES
+from envs.tools.browser.activity import PageEvent
 from envs.tools.browser.shared import SharedBrowser
-from envs.tools.browser.tab import PageEvent, Tab, TabRules
+from envs.tools.browser.tab import Tab, TabRules
 from envs.tools.browser.visit import Visit, flags_for
 
 VISITS = 300  # episodes after which the browser is replaced, so that nothing accumulates in it

@@ -1,13 +1,13 @@
 """A small web application: a board of cards by session, with an HTTP interface to its state.
 
-    GET /?sid=S                 the page
-    GET /state?sid=S            {"cards": [{"title", "list"}], "users": [...], "notes": "..."}
-    POST /state?sid=S           replaces the state
-    POST /move?sid=S            {"title", "list"}: moves a card, as the page does
-    GET /slow?ms=N              answers late
-    GET /broken                 status 500
-    GET /die                    ends the server
-    GET /hang                   never answers
+GET /?sid=S                 the page
+GET /state?sid=S            {"cards": [{"title", "list"}], "users": [...], "notes": "..."}
+POST /state?sid=S           replaces the state
+POST /move?sid=S            {"title", "list"}: moves a card, as the page does
+GET /slow?ms=N              answers late
+GET /broken                 status 500
+GET /die                    ends the server
+GET /hang                   never answers
 """
 
 from __future__ import annotations
