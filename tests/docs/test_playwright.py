@@ -102,9 +102,9 @@ async def invite(env: AsyncEnv, suite: str, seed: int) -> str:
     first, _ = await env.reset(task, seed)
     assert (first.width, first.height) == (336, 252)
     assert (await env.evaluate()).outcome == "fail"
-    for row in range(4):
+    for row in range(3):
         for x in (115, 221):  # either answer closes the dialog, and one of them sends an invitation
-            stepped = await env.step(Click(x=160, y=56 + 31 * row))
+            stepped = await env.step(Click(x=160, y=60 + 41 * row))
             assert stepped.observation.screenshot != first.screenshot, "a dialog is open"
             stepped = await env.step(Click(x=x, y=143))
             if stepped.terminated:

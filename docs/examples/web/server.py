@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 USUAL = {
-    "guests": ["Anna", "Clara", "Felix", "Olga"],
+    "guests": ["Anna", "Clara", "Felix"],
     "invited": "",
     "dinner": "Fish",
     "answers": ["Send", "Cancel"],  # the buttons of the dialog, from left to right
