@@ -22,6 +22,9 @@ from envs.tools.browser.tab import Tab
 MOST_NODES = 5_000
 """Most nodes of a page that are read; further ones are left out."""
 
+MOST_LEVELS = 100
+"""Most levels of a page that are read; what is deeper is left out."""
+
 ROLES: Mapping[str, str] = {
     "StaticText": "text",
     "textbox": "field",
@@ -211,7 +214,7 @@ class _TreeReader:
     def read(self) -> Node:
         """Return the first document's tree, with those of its frames within it."""
         root = self._trees[0][0]
-        node = Node(box=_pixels(self._layout.screen), children=self._below(0, root))
+        node = Node(box=_pixels(self._layout.screen), children=self._below(0, root, 1))
         if self._place(root).scrolls:
             node.role, node.actions = "view", ("scroll",)
         return node
@@ -219,13 +222,16 @@ class _TreeReader:
     def _place(self, node: CdpResult) -> _Place:
         return self._layout.places.get(node.get("backendDOMNodeId", 0), _Place(0))
 
-    def _below(self, number: int, node: CdpResult) -> list[Node]:
-        """Return the nodes below a node of document `number`."""
+    def _below(self, number: int, node: CdpResult, level: int) -> list[Node]:
+        """Return the nodes below a node of document `number`, which are on a level of the page."""
+        if level > MOST_LEVELS:
+            return []
         nodes = self._by_id[number]
         children = (nodes[child] for child in node.get("childIds", []) if child in nodes)
-        return [made for child in children if (made := self._made(number, child)) is not None]
+        nodes_below = [self._page_node(number, child, level) for child in children]
+        return [below for below in nodes_below if below is not None]
 
-    def _made(self, number: int, node: CdpResult) -> Node | None:
+    def _page_node(self, number: int, node: CdpResult, level: int) -> Node | None:
         """Return a node with all below it; None for a line of a text, and beyond MOST_NODES."""
         chromium_role = node.get("role", {}).get("value", "")
         self._count += 1
@@ -239,10 +245,10 @@ class _TreeReader:
             each["name"]: each["value"].get("value") for each in node.get("properties", [])
         }
         # 2. What is below it: in a frame, the document there.
-        children = self._below(number, node)
+        children = self._below(number, node, level + 1)
         if (inner := self._layout.document_in.get(dom_id)) is not None and self._trees[inner]:
-            children = self._below(inner, self._trees[inner][0])
-        made = _PageNode(
+            children = self._below(inner, self._trees[inner][0], level + 1)
+        page_node = _PageNode(
             role=role,
             name="" if is_layout else " ".join(str(node.get("name", {}).get("value", "")).split()),
             box=_pixels(place.visible),
@@ -252,20 +258,20 @@ class _TreeReader:
             dom_id=dom_id,
         )
         # 3. What can be done with it.
-        is_pressed = role in PRESSED or (place.listens and _press_parts(made))
+        is_pressed = role in PRESSED or (place.listens and _press_parts(page_node))
         acts: list[Operation] = ["click"] if is_pressed else []
         if is_pressed and properties.get("editable") and not properties.get("readonly"):
             acts.append("type")
         if place.scrolls:
             acts.append("scroll")
-        made.actions = tuple(acts)
+        page_node.actions = tuple(acts)
         if is_pressed:
-            made.name = made.name or _words(made)
-            made.role = made.role or ("area" if made.name else "icon")
-            made.children = [child for child in made.children if child.role != "text"]
+            page_node.name = page_node.name or _words(page_node)
+            page_node.role = page_node.role or ("area" if page_node.name else "icon")
+            page_node.children = [child for child in page_node.children if child.role != "text"]
         elif place.scrolls:
-            made.role = made.role or "view"
-        return made
+            page_node.role = page_node.role or "view"
+        return page_node
 
 
 def _press_parts(node: Node) -> bool:

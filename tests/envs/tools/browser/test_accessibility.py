@@ -13,8 +13,9 @@ import pytest
 
 from bus.errors import MissingPartError
 from envs.contract.actions import Click, Scroll
-from envs.contract.elements import Element, ScreenState, elements_of, state_of
-from envs.tools.browser.accessibility import MOST_NODES, read_page, route_of
+from envs.contract.elements import Element, Node, ScreenState, elements_of, state_of
+from envs.tools.browser import accessibility
+from envs.tools.browser.accessibility import MOST_LEVELS, read_page, route_of
 from envs.tools.browser.gui import BrowserGui, GuiOptions
 from envs.tools.browser.process import find_chromium
 
@@ -58,8 +59,10 @@ BOXES = """[...document.querySelectorAll('button, input, select, a, #card, li')]
 
 class _Pages(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        many = f"<ul>{'<li>x</li>' * (2 * MOST_NODES)}</ul>"
-        body = {"/many": many, "/rows": "<li><a href='#'>x</a>" * 3}.get(self.path, PAGE).encode()
+        many = f"<ul>{'<li>x</li>' * 300}</ul>"
+        deep = "<div>x" * 3 * MOST_LEVELS + "<button>bottom</button>"
+        pages = {"/many": many, "/deep": deep, "/rows": "<li><a href='#'>x</a>" * 3}
+        body = pages.get(self.path, PAGE).encode()
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
         self.send_header("Content-Length", str(len(body)))
@@ -101,6 +104,10 @@ def state(gui: BrowserGui) -> ScreenState:
 
 def named(gui: BrowserGui, name: str) -> Element:
     return next(each for each in elements(gui) if each.name == name)
+
+
+def count_nodes(nodes: list[Node]) -> int:
+    return sum(1 + count_nodes(node.children) for node in nodes)
 
 
 def press(gui: BrowserGui, name: str) -> None:
@@ -185,9 +192,15 @@ def test_a_dialog_covers_what_is_behind_it(gui: BrowserGui, host: str) -> None:
     assert state(gui).route == "/parts#there"
 
 
-def test_a_page_of_any_length_is_read_in_bounds(gui: BrowserGui, host: str) -> None:
+def test_a_page_of_any_length_is_read_in_bounds(
+    gui: BrowserGui, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begin(gui, host, "/many")
-    root = read_page(gui.tab)
-    assert len(root.children[0].children) <= MOST_NODES
+    monkeypatch.setattr(accessibility, "MOST_NODES", 200)
+    assert 100 < count_nodes(read_page(gui.tab).children) <= 200
+    monkeypatch.undo()
+    assert count_nodes(read_page(gui.tab).children) > 300
+    begin(gui, host, "/deep")
+    assert elements(gui) == []
     begin(gui, host, "/rows")
     assert [each.role for each in elements(gui)] == ["link"] * 3
