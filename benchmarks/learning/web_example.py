@@ -52,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--at-once", type=int, default=1, help="runs that are played together")
     parser.add_argument("--work", type=Path, default=Path("runs/bench-web"))
     parser.add_argument("--set", action="append", default=[], help="passed to every run")
     parser.add_argument("--picture", type=Path, help="where to draw the curves")
@@ -77,7 +78,7 @@ def main() -> None:
     # Every seed learns before the control is played.
     to_play = [Cell(arm, seed) for arm in arguments.arms for seed in arguments.seeds]
     try:
-        results = play_missing(to_play, cells, play, tell=tell)
+        results = play_missing(to_play, cells, play, at_once=arguments.at_once, tell=tell)
     except DartError as error:
         raise SystemExit(f"error: {error}") from None
     summary = {arm: summarized(arm, results) for arm in arguments.arms}
