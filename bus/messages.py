@@ -42,7 +42,8 @@ MAX_GAUGE = 1e15
 Gauge = Annotated[float, Field(ge=-MAX_GAUGE, le=MAX_GAUGE, allow_inf_nan=False)]
 """A number that can be added up, rounded and stored."""
 APP_LOG_LINES, APP_LOG_WIDTH = 40, 300
-"""Most lines of an episode's application log, and most characters of one; a further line counts the rest."""
+"""Most lines of an episode's application log, and most characters of one; a further line says if there are
+more."""
 AppLogLine = Annotated[str, Field(max_length=APP_LOG_WIDTH)]
 Role = Literal["env", "serve", "rollout", "data", "train", "status", "eval"]
 PLAYERS: tuple[Role, ...] = ("env", "serve")

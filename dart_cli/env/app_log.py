@@ -14,14 +14,15 @@ from bus.messages import APP_LOG_LINES, APP_LOG_WIDTH
 from envs.contract.methods import wrong_return
 
 INFO_KEY = "app_log"
+LEFT_OUT = "further lines are left out"
 _LONGEST = APP_LOG_WIDTH - 40  # characters of a text; the rest is for its step and number
 
 
 def reported_lines(call: str, info: object) -> list[str]:
-    """Return the texts in info["app_log"], one line each; equal ones are one line with their number.
+    """Return the texts in info["app_log"], one line each, at most one more than an episode's log has.
 
-    The line after the last one that is returned says how many were left out. Raises EnvError if the value
-    is neither missing nor a list of texts.
+    Equal texts are one line with their number. Raises EnvError if the value is neither missing nor a list of
+    texts.
     """
     texts: object = info.get(INFO_KEY) if isinstance(info, Mapping) else None
     if texts is None:
@@ -30,31 +31,23 @@ def reported_lines(call: str, info: object) -> list[str]:
     if not is_list or not all(isinstance(text, str) for text in texts):
         raise wrong_return(call, f"a list of texts as info[{INFO_KEY!r}]", texts)
     numbers = Counter(map(_one_line, texts))
-    lines = [
+    return [
         f"{text} ({number} times)" if number > 1 else text
-        for text, number in islice(numbers.items(), APP_LOG_LINES)
+        for text, number in islice(numbers.items(), APP_LOG_LINES + 1)
     ]
-    left_out = len(numbers) - len(lines)
-    return [*lines, _note(left_out)] if left_out else lines
 
 
 class AppLog:
-    """The lines of one episode, in order. It keeps the first `APP_LOG_LINES` and counts the others."""
+    """The lines of one episode, in order: the first `APP_LOG_LINES`, and a note if there were more."""
 
     def __init__(self) -> None:
-        self._lines: list[str] = []
-        self._left_out = 0
+        self.lines: list[str] = []
 
     def add(self, call: str, lines: Sequence[str]) -> None:
         """Add the lines of one call, e.g. "step 3"."""
-        room = APP_LOG_LINES - len(self._lines)
-        self._lines += [f"{call}: {line}" for line in lines[:room]]
-        self._left_out += len(lines[room:])
-
-    @property
-    def lines(self) -> list[str]:
-        """The lines, and a last one with the number of those that were left out."""
-        return [*self._lines, _note(self._left_out)] if self._left_out else list(self._lines)
+        self.lines += [f"{call}: {line}" for line in lines]
+        if len(self.lines) > APP_LOG_LINES:
+            self.lines[APP_LOG_LINES:] = [LEFT_OUT]
 
 
 def _one_line(text: str) -> str:
@@ -62,7 +55,3 @@ def _one_line(text: str) -> str:
     words = " ".join(text[: 2 * APP_LOG_WIDTH].split())
     line = "".join(character if character.isprintable() else "?" for character in words)
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
-
-
-def _note(left_out: int) -> str:
-    return f"{left_out} more lines were left out"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bus.messages import APP_LOG_LINES, APP_LOG_WIDTH, TrajectoryEnd
-from dart_cli.env.app_log import AppLog, reported_lines
+from dart_cli.env.app_log import LEFT_OUT, AppLog, reported_lines
 from dart_cli.suite_check.probes import ProbeEpisode
 from dart_cli.suite_check.task_report import Bounds, report_on_task
 from tests.env.scored_suite import ScoredSuite
@@ -47,7 +47,9 @@ def test_a_page_that_reports_without_end_fills_no_message() -> None:
         )
     assert len(log.lines) == APP_LOG_LINES + 1
     assert max(map(len, log.lines)) == APP_LOG_WIDTH - 40 + len("step 100000: ")
-    assert log.lines[-1].endswith(" more lines were left out")
+    assert log.lines[-1] == LEFT_OUT
+    assert log.lines[0].startswith("step 100000: 100000 0 ")
+    assert log.lines[-2].startswith("step 100000: 100000 39 ")
     TrajectoryEnd(
         trajectory_id="t",
         steps=1,
