@@ -164,12 +164,19 @@ class AppServer:
                 self.end()
                 raise
 
-    def why_down(self) -> str:
-        """Return how the server ended, with the last line that it wrote; empty while it runs."""
+    def why_down(self, patience_s: float = 0.0) -> str:
+        """Return how the server ended, with the last line that it wrote; empty while it runs.
+
+        Its end is waited for, for `patience_s`: a connection that it closed may be noticed before it.
+        """
         process = self._process
-        if process is None or process.poll() is None:
+        if process is None:
             return ""
-        return f"the server ended with exit code {process.returncode}{self.last_line()}"
+        try:
+            code = process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f"the server ended with exit code {code}{self.last_line()}"
 
     def last_line(self) -> str:
         """Return the last line that the server wrote, as the end of a sentence; empty if there is none."""

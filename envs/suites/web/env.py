@@ -38,6 +38,8 @@ from envs.tools.browser.process import find_chromium
 
 logger = logging.getLogger(__name__)
 
+ENDING_S = 0.5  # for which the end of the server is waited for once something has failed
+
 
 class WebEnv:
     """Plays the tasks of one file. See envs.contract.base.GuiEnv for the contract."""
@@ -212,7 +214,7 @@ class WebEnv:
 
     def _explained(self, error: Exception) -> EnvError:
         """Return an error together with how the server ended, if it did."""
-        why = self._server.why_down() if self._server is not None else ""
+        why = self._server.why_down(ENDING_S) if self._server is not None else ""
         return EnvError(f"{error} ({why})" if why else str(error))
 
     def _playing(self) -> Scene:
