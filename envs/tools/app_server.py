@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bus.errors import EnvError
 from envs.contract.queueing import leave_if_given_up
@@ -133,7 +133,7 @@ class AppServer:
         self._place = place
         self._start_s = start_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        self._log: IO[bytes] | None = None  # what the server writes
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self.port = 0
         self.starts = 0
@@ -180,6 +180,8 @@ class AppServer:
 
     def last_line(self) -> str:
         """Return the last line that the server wrote, as the end of a sentence; empty if there is none."""
+        if self._log is None:
+            return ""
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - _LOG_TAIL))
         lines = self._log.read().decode("utf-8", "replace").split("\n")
@@ -204,10 +206,14 @@ class AppServer:
     def close(self) -> None:
         """Kill the server and forget what it wrote."""
         self.end()
-        self._log.close()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def _launch(self) -> None:
         self.starts += 1
+        if self._log is None:
+            self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._log.seek(0)
         self._log.truncate()
         self._scratch = tempfile.TemporaryDirectory(prefix="dart-app-", ignore_cleanup_errors=True)
