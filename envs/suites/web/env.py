@@ -276,8 +276,8 @@ class WebSuite:
         check_command(self._file)
 
     def longest_reset_s(self, *, deadline_s: float = 20.0) -> float:
-        """Return the seconds that a reset may take: a start of the server, and the page's first answers."""
-        return 3 * deadline_s + (
+        """Return the seconds that a reset may take: the start of the server, and the page's first answer."""
+        return deadline_s + (
             self._file.application.start_s if self._file.application.start else 0.0
         )
 

@@ -418,7 +418,7 @@ def test_what_is_missing_is_said_before_anything_starts(make: Make, tmp_path: Pa
     path.write_text(HEAD + task("{ path = 'notes', equals = '' }"))
     path = path.rename(path.with_name("good.toml"))  # a suite is loaded once
     check_parts(f"web:{path}", {})
-    assert longest_reset_s(f"web:{path}", {"deadline_s": 10.0}) == 90.0
+    assert longest_reset_s(f"web:{path}", {"deadline_s": 10.0}) == 40.0
     with pytest.raises(TaskError, match="no option 'speed'"):
         make_env(f"web:{path}", speed=1)
     with pytest.raises(TaskError, match="has no task 'good/move'"):
