@@ -164,10 +164,10 @@ class WebEnv:
         """Set a task up, open its page, and return its scene."""
         file, server = self._file, self._server
         application = file.application
-        given: dict[str, Any] = {"session": secrets.token_hex(8), "port": "", "folder": ""}
+        names: dict[str, Any] = {"session": secrets.token_hex(8), "port": "", "folder": ""}
         if server is not None:
-            given |= {"port": str(server.port), "folder": str(server.folder)}
-        instance = make_instance(file, task, seed, given)
+            names |= {"port": str(server.port), "folder": str(server.folder)}
+        instance = make_instance(file, task, seed, names)
         address = instance.address(application.url)
         visit = self._gui.begin(
             [host_of(address), *application.hosts],

@@ -272,7 +272,7 @@ class Tab:
 
     def _finish(self, calls: Sequence[Call], frames: int = 0) -> list[CdpResult]:
         """Send commands, draw `frames`, and return the replies; draw more while one does not come."""
-        until, heard = time.monotonic() + self.rules.deadline_s, time.monotonic()
+        until, asked_s = time.monotonic() + self.rules.deadline_s, time.monotonic()
         with self.session.begin(calls) as sent:
             for _ in range(frames):
                 self._pass(FRAME_MS)
@@ -283,9 +283,9 @@ class Tab:
                     raise EnvError(
                         f"the page did not answer {calls[0].method} in {self.rules.deadline_s:g} s"
                     )
-                if time.monotonic() - heard > STUCK_S:
+                if time.monotonic() - asked_s > STUCK_S:
                     self._pass(FRAME_MS)
-                    heard = max(heard, time.monotonic() - STUCK_S + POLL_S)
+                    asked_s = max(asked_s, time.monotonic() - STUCK_S + POLL_S)
             return sent.replies()
 
     def _move_or_drag(self, calls: list[Call]) -> None:
@@ -358,11 +358,11 @@ class Tab:
             elif method == "Page.fileChooserOpened":
                 node = params.get("backendNodeId")
                 if node is not None and self.rules.uploads:
-                    chosen = list(self.rules.uploads)
+                    paths = list(self.rules.uploads)
                     if params.get("mode") == "selectSingle":
-                        chosen = chosen[:1]
-                    given = {"files": chosen, "backendNodeId": node}
-                    self.session.begin([Call("DOM.setFileInputFiles", given)]).close()
+                        paths = paths[:1]
+                    arguments = {"files": paths, "backendNodeId": node}
+                    self.session.begin([Call("DOM.setFileInputFiles", arguments)]).close()
 
 
 def _by_moves(calls: Sequence[Call]) -> list[list[Call]]:

@@ -61,7 +61,7 @@ class Visit:
         self.browser = browser
         self.rules = rules
         self._hosts = tuple(hosts)
-        self.downloads = Path(tempfile.mkdtemp(prefix="dart-downloads-"))
+        self.downloads = Path(tempfile.mkdtemp(prefix="downloads-", dir=browser.folder))
         self._tabs: list[Tab] = []
         self._old_events: list[PageEvent] = []
         self._context = ""

@@ -405,6 +405,14 @@ def test_other_hosts_are_not_reached_by_an_action(make: Make) -> None:
     assert env.evaluate().outcome == "pass"
 
 
+def test_a_policy_that_leaves_the_application_fails_and_is_not_invalid(make: Make) -> None:
+    env = make(task("{ script = 'document.title', equals = 'Board' }"))
+    begin(env)
+    env.gui.ask("void (location.href = 'http://elsewhere.example/')")
+    env.step(Wait(seconds=0.5))
+    assert env.evaluate() == Verdict("fail", "the application was left")
+
+
 # --- before anything starts ---------------------------------------------------------------------------
 
 
