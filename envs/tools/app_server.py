@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bus.errors import EnvError
 from envs.contract.queueing import leave_if_given_up
@@ -36,8 +36,8 @@ _CONNECT_S = 2.0  # the longest answer while a server starts
 STARTS = 3  # tries: between choosing a port and its use another program may take it
 
 KEEPER = """
-import os, signal, subprocess, sys, threading
-child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+import os, shutil, signal, subprocess, sys, threading
+child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, start_new_session=True)
 def end():
     try:
         os.killpg(child.pid, signal.SIGKILL)
@@ -50,9 +50,10 @@ def watch():
 threading.Thread(target=watch, daemon=True).start()
 code = child.wait()
 end()
+shutil.rmtree(sys.argv[1], ignore_errors=True)
 os._exit(code if code >= 0 else 128 - code)
 """
-"""The program between dart and the server: once dart has ended, also by `kill -9`, it ends the server."""
+"""The program between dart and the server: once dart has ended, also by `kill -9`, it ends the server and removes its folder."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,9 @@ def ask(
     what = f"{method} {address}"
     until = time.monotonic() + deadline_s
     data = None if body is None else json.dumps(body).encode()
-    given = {"Content-Type": "application/json"} if data is not None else {}
+    own_headers = {"Content-Type": "application/json"} if data is not None else {}
     request = urllib.request.Request(  # noqa: S310 - addresses of the user's own file
-        address, data=data, headers={**given, **(headers or {})}, method=method
+        address, data=data, headers={**own_headers, **(headers or {})}, method=method
     )
     try:
         try:
@@ -133,7 +134,7 @@ class AppServer:
         self._place = place
         self._start_s = start_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        self._log: IO[bytes] | None = None  # what the server writes
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self.port = 0
         self.starts = 0
@@ -164,15 +165,24 @@ class AppServer:
                 self.end()
                 raise
 
-    def why_down(self) -> str:
-        """Return how the server ended, with the last line that it wrote; empty while it runs."""
+    def why_down(self, patience_s: float = 0.0) -> str:
+        """Return how the server ended, with the last line that it wrote; empty while it runs.
+
+        Its end is waited for, for `patience_s`: a connection that it closed may be noticed before it.
+        """
         process = self._process
-        if process is None or process.poll() is None:
+        if process is None:
             return ""
-        return f"the server ended with exit code {process.returncode}{self.last_line()}"
+        try:
+            code = process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f"the server ended with exit code {code}{self.last_line()}"
 
     def last_line(self) -> str:
         """Return the last line that the server wrote, as the end of a sentence; empty if there is none."""
+        if self._log is None:
+            return ""
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - _LOG_TAIL))
         lines = self._log.read().decode("utf-8", "replace").split("\n")
@@ -197,24 +207,28 @@ class AppServer:
     def close(self) -> None:
         """Kill the server and forget what it wrote."""
         self.end()
-        self._log.close()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def _launch(self) -> None:
         self.starts += 1
+        if self._log is None:
+            self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._log.seek(0)
         self._log.truncate()
         self._scratch = tempfile.TemporaryDirectory(prefix="dart-app-", ignore_cleanup_errors=True)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
-        given = {"{port}": str(self.port), "{folder}": self._scratch.name}
+        values = {"{port}": str(self.port), "{folder}": self._scratch.name}
         command = list(self._command)
-        for name, value in given.items():
+        for name, value in values.items():
             command = [part.replace(name, value) for part in command]
         own = {"PORT": str(self.port), "DART_FOLDER": self._scratch.name}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", KEEPER, *command],
+                [sys.executable, "-I", "-c", KEEPER, self._scratch.name, *command],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=self._log,

@@ -26,6 +26,8 @@ from pydantic import (
 )
 
 from bus.error_texts import did_you_mean
+from bus.errors import ActionError
+from envs.contract.actions import action_from_dict, action_to_dict
 from envs.contract.base import Split
 from envs.contract.options import Size
 from envs.tools.draws import KINDS
@@ -201,6 +203,8 @@ class Move(_Table):
     goto: _Text | None = None
     answer: str | None = None
     wait: Annotated[float, Field(ge=0, le=60)] | None = None
+    action: dict[str, Any] | None = None
+    """An action in pixels of the screenshot, as in docs/environments/index.md, with its `kind`."""
     text: str | None = None  # of the elements that match, the one with this text or label
     nth: Annotated[int, Field(ge=0, strict=True)] = 0
     to: _Text | None = None  # where a drag ends, a CSS selector
@@ -215,13 +219,21 @@ class Move(_Table):
         """The selector of the element to act on; empty if there is none."""
         return getattr(self, self.kind) if self.kind in ON_ELEMENTS else ""
 
+    @field_validator("action")
+    @classmethod
+    def _is_action(cls, action: dict[str, Any] | None) -> dict[str, Any] | None:
+        try:
+            return action and action_to_dict(action_from_dict(action))
+        except ActionError as error:
+            raise ValueError(str(error)) from None
+
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         kinds = self._kinds()
         if len(kinds) != 1:
             among = ", ".join(MOVES)
-            got = f"has {' and '.join(kinds)}" if kinds else "has none"
-            raise ValueError(f"must have one of {among}; it {got}")
+            among_these = f"has {' and '.join(kinds)}" if kinds else "has none"
+            raise ValueError(f"must have one of {among}; it {among_these}")
         if (self.to is not None) != (kinds[0] == "drag"):
             raise ValueError("drag and to belong together")
         if kinds[0] == "choose" and self.text is None:
@@ -235,7 +247,7 @@ class Move(_Table):
 
 
 ON_ELEMENTS = ("click", "double_click", "triple_click", "right_click", "hover", "drag", "choose")
-MOVES = (*ON_ELEMENTS, "type", "keys", "goto", "answer", "wait")
+MOVES = (*ON_ELEMENTS, "type", "keys", "goto", "answer", "wait", "action")
 
 
 class WebTask(_Table):
@@ -312,7 +324,7 @@ class Application(_Table):
 
     url: _Text
     start: list[_Text] = Field(default_factory=list)
-    start_s: Annotated[float, Field(gt=0)] = 60.0
+    start_s: Annotated[float, Field(gt=0)] = 30.0
     fresh: Annotated[bool, Field(strict=True)] = False
     """Whether the server starts anew for each episode."""
     ready: _Text | None = None

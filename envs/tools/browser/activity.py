@@ -45,7 +45,7 @@ class PageEvent:
 
 @dataclass
 class _Request:
-    """A request that is under way, or a WebSocket."""
+    """A request that is under way."""
 
     address: str
     waited_for_s: float  # until when nothing goes on without it
@@ -62,11 +62,15 @@ class PageActivity:
         self.questions: deque[tuple[str, CdpResult]] = deque()
         """Events that must be answered: dialogs and file pickers."""
         self.documents = 0  # how many the page has shown
+        self.moves = 0  # how often its address has changed or was loaded anew
         self.document_status = 0  # of the answer with the page's document
         self._files = files_for_pickers
         self._lock = threading.Lock()
         self._requests: dict[str, _Request] = {}  # by id
         self._loading: dict[str, float] = {}  # id of a frame that loads -> since when
+        self._sockets: dict[
+            str, float
+        ] = {}  # id of a WebSocket -> until when a message is waited for
         self._events: deque[PageEvent] = deque(maxlen=MOST_EVENTS)
         self._drag: CdpResult | None = None
 
@@ -77,10 +81,13 @@ class PageActivity:
                 self.expired.set()
             case "Page.frameRequestedNavigation" | "Page.frameStartedLoading":
                 self.loading_begins(params["frameId"])
-            case "Page.frameStoppedLoading" | "Page.frameDetached":
+            case "Page.frameStoppedLoading" | "Page.frameDetached" | "Page.downloadWillBegin":
                 self.loading_ends(params["frameId"])
             case "Page.frameNavigated":
                 self.documents += "parentId" not in params["frame"]
+                self.moves += "parentId" not in params["frame"]
+            case "Page.navigatedWithinDocument":
+                self.moves += 1
             case "Page.javascriptDialogOpening":
                 self.note("dialog", f"{params['type']}: {params['message']}", params["url"])
                 self.questions.append((method, params))
@@ -110,6 +117,7 @@ class PageActivity:
         with self._lock:
             until = [request.waited_for_s for request in self._requests.values()]
             until += [began + LONG_REQUEST_S for began in self._loading.values()]
+            until += self._sockets.values()
         return any(at > now for at in until)
 
     def has_open(self) -> bool:
@@ -168,16 +176,16 @@ class PageActivity:
                 self._answer_goes_on(number)
             case "loadingFinished" | "loadingFailed":
                 with self._lock:
-                    ended = self._requests.pop(number, None)
+                    request = self._requests.pop(number, None)
                 if name == "loadingFailed" and not params.get("canceled"):
-                    address = ended.address if ended is not None else ""
+                    address = request.address if request is not None else ""
                     self.note("request", params.get("errorText", "failed"), address)
             case "webSocketFrameSent":
                 with self._lock:
-                    self._requests[number] = _Request("", now + SOCKET_S, now)
+                    self._sockets[number] = now + SOCKET_S
             case "webSocketFrameReceived" | "webSocketClosed":
                 with self._lock:
-                    self._requests.pop(number, None)
+                    self._sockets.pop(number, None)
 
     def _answer_goes_on(self, number: str) -> None:
         """Note that bytes of an answer have come."""

@@ -109,6 +109,11 @@ class Chromium:
         return self._process.pid
 
     @property
+    def folder(self) -> Path:
+        """A folder that lasts as long as the browser."""
+        return self._process.folder
+
+    @property
     def end_reason(self) -> str:
         """How the browser ended; empty while it lives."""
         if not self._end_reason and not self._process.running:
@@ -222,6 +227,8 @@ class Chromium:
             return
         if message["method"] in ("Target.targetCrashed", "Target.targetDestroyed"):
             self._end_session(message["params"]["targetId"], message["method"])
+        if not self._listeners:
+            return
         with self._lock:
             listener = self._listeners.get(message.get("sessionId", ""))
         if listener is not None:

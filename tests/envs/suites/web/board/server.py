@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -103,7 +104,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     port = parser.parse_args().port
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    print(f"board at port {port}", flush=True)
+    sys.stderr.write(f"board at port {port}\n")
     server.serve_forever()
 
 
