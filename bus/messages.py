@@ -41,6 +41,10 @@ Reward = UnitFraction
 MAX_GAUGE = 1e15
 Gauge = Annotated[float, Field(ge=-MAX_GAUGE, le=MAX_GAUGE, allow_inf_nan=False)]
 """A number that can be added up, rounded and stored."""
+APP_LOG_LINES, APP_LOG_WIDTH = 40, 300
+"""Most lines of an episode's application log, and most characters of one; a further line says if there are
+more."""
+AppLogLine = Annotated[str, Field(max_length=APP_LOG_WIDTH)]
 Role = Literal["env", "serve", "rollout", "data", "train", "status", "eval"]
 PLAYERS: tuple[Role, ...] = ("env", "serve")
 """Roles that lease tasks and submit trajectories."""
@@ -355,6 +359,8 @@ class TrajectoryEnd(Request):
     wall_s: Seconds
     reward: Reward | None = None  # the verdict's; None: 1.0 for pass, 0.0 for fail
     judgement: Judgement | None = None  # of a judge model that was asked
+    app_log: Annotated[list[AppLogLine], Field(max_length=APP_LOG_LINES + 1)] = []
+    """What the application reported, e.g. `step 3: TypeError: x is undefined`; see dart_cli/env/app_log.py."""
 
 
 # --- env -> rollout -------------------------------------------------------------------------

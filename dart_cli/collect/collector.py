@@ -299,6 +299,7 @@ def _trajectory(episode: PlayedEpisode, source: PoolSource) -> Trajectory:
         reward=end.reward,
         verdict_reason=end.reason,
         stop_reason=end.stop_reason,
+        app_log="\n".join(end.app_log),
         steps=[_step(record) for record in episode.records],
         images={content_hash(record.screenshot): record.screenshot for record in episode.records},
         final_screenshot=end.screenshot,

@@ -23,6 +23,7 @@ from bus.errors import UserError, first_line
 from bus.heartbeat import WaitReporter
 from bus.messages import Judgement
 from dart_cli.config.schema import EnvConfig, observed_kinds
+from dart_cli.env.app_log import AppLog
 from dart_cli.env.calls import Looked, StepResult
 from dart_cli.env.carriers import MOST_HUNG, IsolatedEnv, ThreadedEnv
 from dart_cli.judge.evidence import Evidence
@@ -101,7 +102,9 @@ class AsyncEnv:
         self._waits = waits
         self._timer = timer
         self._task_id = "no task"  # of the newest reset
-        self._steps_left = 0  # until the task's limit
+        self.app_log = AppLog()  # what the application has reported since the newest reset began
+        self._steps = 0  # of the policy, since the newest reset
+        self._actions_left = 0  # until the task's limit; an environment counts actions
 
     @property
     def hung(self) -> int:
@@ -118,10 +121,12 @@ class AsyncEnv:
 
         With `free`, neither a limit nor the goal ends the episode (GuiEnv.reset).
         """
-        self._task_id, self._steps_left = task.id, task.max_steps
+        self._task_id, self._steps, self._actions_left = task.id, 0, task.max_steps
+        self.app_log = AppLog()
         payload = {"task": task, "seed": seed, "free": free}
         began = await self._call("reset", self._deadlines.reset_s, payload)
         self.screen = began.observation
+        self.app_log.add("reset", began.app_log)
         return began.observation, began.instruction
 
     async def evaluate_start(self) -> Verdict | None:
@@ -131,15 +136,17 @@ class AsyncEnv:
         )
         return verdict
 
-    async def step(self, action: Action, *, continues: bool = False) -> StepResult:  # noqa: ARG002
+    async def step(self, action: Action, *, continues: bool = False) -> StepResult:
         """Perform one action. With `continues` it is of the same completion as the one before.
 
         To the environment the actions of a completion are single steps; to JudgedEnv they are one.
         """
-        self._steps_left -= 1
-        deadline_s = self._deadlines.of_step(action, last=self._steps_left <= 0)
+        self._steps += not continues
+        self._actions_left -= 1
+        deadline_s = self._deadlines.of_step(action, last=self._actions_left <= 0)
         stepped: StepResult = await self._call("step", deadline_s, {"action": action})
         self.screen = stepped.observation
+        self.app_log.add(f"step {self._steps - 1}", stepped.app_log)
         return stepped
 
     async def evaluate(self) -> Verdict:

@@ -350,6 +350,7 @@ class Episode:
             wall_s=time.monotonic() - self._began,
             reward=verdict.reward,
             judgement=verdict.judgement,
+            app_log=self._env.app_log.lines if self._screen else [],
         )
 
 

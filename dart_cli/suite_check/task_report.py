@@ -116,7 +116,7 @@ def report_on_task(
             if episode.probe in EXCUSES and episode.probe != solver and episode.outcome == "pass"
         ],
         errors=[
-            f"seed {episode.seed}, {episode.probe}: {episode.reason}"
+            f"seed {episode.seed}, {episode.probe}: {_reason(episode)}"
             for episode in episodes
             if episode.is_broken
         ],
@@ -129,7 +129,7 @@ def report_on_task(
         ),
         flaky=list(_flaky(episodes)),
         oracle_failures=[
-            f"seed {episode.seed}: {episode.reason}"
+            f"seed {episode.seed}: {_reason(episode)}"
             for episode in solved
             if episode.outcome == "fail"
         ],
@@ -157,6 +157,12 @@ def report_on_task(
         unproven=unsolved and not solved and lucky == 0,
         fixed=_is_fixed(episodes),
     )
+
+
+def _reason(episode: ProbeEpisode) -> str:
+    """Return the reason of a verdict, with the first line that the application reported."""
+    reported = f"; the application reported at {episode.app_log[0]}" if episode.app_log else ""
+    return f"{episode.reason}{reported}"
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:

@@ -17,6 +17,7 @@ from dart_cli.evaluation.results import Evaluation, ModeScore, TaskScore
 from dart_cli.inspection.run_lookup import find_subject
 from dart_cli.inspection.trajectories import read_trajectory
 from dart_cli.inspection.trajectory_history import Event, explain_trajectory
+from tests.copies import copy_with
 from tests.data.parts import (
     Clock,
     a_batch,
@@ -29,6 +30,9 @@ from tests.data.parts import (
     step_record,
     trajectory_end,
 )
+
+REPORTED = "reset: TypeError: <b>x</b> is undefined"
+"""A line that the application of some episodes reported."""
 
 
 def run(*arguments: object) -> int:
@@ -91,7 +95,8 @@ class PlayedRun:
     def _play_one(self, slot: int, outcome: Any, version: int = 0) -> str:
         lease = ask_lease(self.ledger, slot)
         self.ledger.step(step_record(lease.trajectory_id, 0, version=version))
-        self.ledger.end(trajectory_end(lease.trajectory_id, 1, outcome))
+        end = trajectory_end(lease.trajectory_id, 1, outcome)
+        self.ledger.end(copy_with(end, app_log=[REPORTED, "step 0: GET /a: 404"]))
         return lease.trajectory_id
 
 

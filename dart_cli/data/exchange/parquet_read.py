@@ -83,6 +83,7 @@ class _ParquetRow(BaseModel):
     reward: Annotated[float, Field(ge=0, le=1)] | None = None
     verdict_reason: _Text = ""
     stop_reason: Annotated[str, Field(max_length=300)] = ""
+    app_log: _Text = ""
     screenshot: _Image
     text: _Text
     action: _Text | None = None

@@ -51,6 +51,7 @@ class Trajectory:
     reward: float | None = None  # the verdict's, in [0, 1]; None if it is invalid
     verdict_reason: str = ""
     stop_reason: str = ""
+    app_log: str = ""  # what the application reported, a line each
 
     @property
     def has_logprobs(self) -> bool:
@@ -107,6 +108,7 @@ COLUMNS: dict[str, Column] = {
     "reward": Column("float64", optional=True),  # in [0, 1]; if absent, 1 for pass and 0 for fail
     "verdict_reason": Column("string", optional=True),
     "stop_reason": Column("string", optional=True),
+    "app_log": Column("string", optional=True),  # what the application reported, a line each
     "screenshot": Column("image"),  # before the action
     "text": Column("string"),  # the completion
     "action": Column("string", optional=True),  # JSON; null if the text is no action
@@ -140,6 +142,7 @@ OF_TRAJECTORY = (
     "reward",
     "verdict_reason",
     "stop_reason",
+    "app_log",
 )
 """Columns that are fields of a Trajectory of the same name."""
 OF_STEP = (

@@ -58,7 +58,8 @@ CREATE TABLE trajectories (
     wall_s REAL,
     batch_id INTEGER,
     reward REAL,                         -- in [0, 1]; NULL without a valid verdict
-    counted INTEGER NOT NULL DEFAULT 0   -- 1 if it counts for its task's success
+    counted INTEGER NOT NULL DEFAULT 0,  -- 1 if it counts for its task's success
+    app_log TEXT NOT NULL DEFAULT ''     -- what the application reported, a line each
 );
 CREATE INDEX trajectories_by_group ON trajectories (group_id);
 CREATE INDEX trajectories_by_state ON trajectories (state, reason);

@@ -34,8 +34,8 @@ from envs.contract.base import Solvable
 from envs.contract.registry import make_env
 from envs.suites.android.actions import finger_after, scripts_of
 from envs.suites.browsergym.calls import CallWriter
-from envs.suites.miniwob.inputs import PageInput
 from envs.suites.osworld.actions import GuestWriter
+from envs.tools.browser.inputs import PageInput
 
 PAGE = Path(__file__).parents[3] / "docs" / "environments" / "index.md"
 SIZE = (200, 100)
