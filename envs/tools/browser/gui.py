@@ -35,9 +35,9 @@ class GuiOptions:
     encoding: ImageEncoding = "png"
     step_ms: float = 500.0  # of the page's time that each step takes at least
     still_ms: float = (
-        5000.0  # of the page's time after which a page that moves on is not waited for
+        2000.0  # of the page's time, after which a page that moves on is not waited for
     )
-    patience_s: float = 10.0  # seconds after which requests of a step are not waited for
+    patience_s: float = 5.0  # seconds after which a request stays open, and is not waited for
     deadline_s: float = 20.0  # the longest answer of the page or the browser
 
 
@@ -87,6 +87,7 @@ class BrowserGui:
             options.scale,
             options.encoding,
             options.deadline_s,
+            options.patience_s,
             began_s=began_s,
             seed=seed,
             accepts_dialogs=accepts_dialogs,
@@ -184,7 +185,7 @@ class BrowserGui:
 
     def _settle(self, visit: Visit, least_ms: float) -> None:
         most_ms = max(least_ms, self.options.still_ms)
-        visit.settle(least_ms, most_ms, self.options.patience_s)
+        visit.settle(least_ms, most_ms)
 
     def _observe(self, visit: Visit) -> Observation:
         (width, height), scale = self.options.size, self.options.scale

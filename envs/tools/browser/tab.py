@@ -24,7 +24,7 @@ from envs.contract.actions import Action
 from envs.contract.options import ImageEncoding
 from envs.contract.queueing import leave_if_given_up
 from envs.contract.screenshots import SCREEN_JPEG_QUALITY
-from envs.tools.browser.activity import LONG_REQUEST_S, PageActivity, PageEvent
+from envs.tools.browser.activity import PageActivity, PageEvent
 from envs.tools.browser.cdp import (
     Call,
     CdpResult,
@@ -54,6 +54,7 @@ class TabRules:
     scale: float = 1.0  # pixels of the screenshot per CSS pixel
     encoding: ImageEncoding = "png"
     deadline_s: float = 20.0  # the longest answer of the page
+    patience_s: float = 5.0  # seconds after which a request stays open, and is not waited for
     began_s: float = 0.0
     """What the page's clock shows at first, seconds since 1970; 0: the present time."""
     seed: int = 0  # of the page's own random numbers
@@ -78,7 +79,7 @@ class Tab:
         self.rules = rules
         self._browser: Chromium = session.browser
         self._attend_windows = attend
-        self.activity = PageActivity(", ".join(rules.uploads))
+        self.activity = PageActivity(", ".join(rules.uploads), rules.patience_s)
         self._input = PageInput(rules.scale)
         self._base_ms, self._passed_ms, self._last_frame_ms = 0.0, 0.0, 0.0
         self._drag: CdpResult | None = None  # what the pointer drags from one element to another
@@ -112,19 +113,19 @@ class Tab:
                 return
             entry = {"entryId": history["entries"][at]["id"]}
             self._answers(Call("Page.navigateToHistoryEntry", entry))
-        until = time.monotonic() + LONG_REQUEST_S
+        until = time.monotonic() + self.rules.patience_s
         while self.activity.moves == moves and time.monotonic() < until:
             time.sleep(POLL_S)
             leave_if_given_up()
             self._attend()
 
-    def settle(self, least_ms: float, most_ms: float, patience_s: float) -> bool:
+    def settle(self, least_ms: float, most_ms: float) -> bool:
         """Let `least_ms` of the page's time pass, and more until it is still, at most `most_ms`.
 
         A page is still if no request and no document is under way and `CALM_FRAMES` frames brought no change.
-        `patience_s` is the longest wait for its requests. Returns False if the page is not still.
+        All of this takes the deadline of the page at most. Returns False if the page is not still.
         """
-        until, passed = time.monotonic() + patience_s, 0.0
+        until, passed = time.monotonic() + self.rules.deadline_s, 0.0
         while True:
             self._pass(FRAME_MS)
             passed += FRAME_MS

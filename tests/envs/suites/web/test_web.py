@@ -411,6 +411,11 @@ def test_a_policy_that_leaves_the_application_fails_and_is_not_invalid(make: Mak
     env.gui.ask("void (location.href = 'http://elsewhere.example/')")
     env.step(Wait(seconds=0.5))
     assert env.evaluate() == Verdict("fail", "the application was left")
+    env = make(task("{ any = [{ script = 'true' }, { path = 'notes', equals = '' }] }"))
+    begin(env)
+    env.gui.ask("void (location.href = 'http://elsewhere.example/')")
+    env.step(Wait(seconds=0.5))
+    assert env.evaluate().outcome == "pass"
 
 
 # --- before anything starts ---------------------------------------------------------------------------
