@@ -25,7 +25,7 @@ from bus.error_texts import one_line
 from bus.errors import DartError, EnvError
 from envs.contract.base import Verdict
 from envs.contract.own_code import load_own
-from envs.suites.web.file import WebFile
+from envs.suites.web.file import WebFile, check_placeholders
 from envs.suites.web.schema import Check, Source, WebTask
 from envs.tools.app_server import HttpAnswer, ask
 from envs.tools.draws import draw, fill
@@ -75,6 +75,10 @@ def make_instance(file: WebFile, task: WebTask, seed: int, names: Mapping[str, A
             raise EnvError(
                 f"{task.id}: {task.draw} must return a dict of values by name, got {values!r:.80}"
             )
+        try:
+            check_placeholders(task, values)
+        except ValueError as error:
+            raise EnvError(f"{task.draw}: {error}") from None
     else:
         values = draw(task.draw, task.id, seed)
     return Instance(task, {**values, **names, "seed": seed})

@@ -188,7 +188,7 @@ class WebEnv:
         if not opened:
             self._gui.open(address, application.ready or "")
         else:
-            self._gui.settle()
+            self._gui.settle(application.ready or "")
         if task.unchanged:
             scene.before = scene.renewed().state()
         return scene

@@ -102,25 +102,26 @@ class BrowserGui:
         return self._visit
 
     def open(self, address: str, ready: str = "") -> None:
-        """Go to an address and wait until the page is still and the expression `ready` is true in it."""
-        visit, until = self.visit, time.monotonic() + self.options.deadline_s
+        """Go to an address, and wait as `settle` does."""
+        visit = self.visit
         try:
             visit.open(address)
+        except BaseException:
+            self._end_browser()
+            raise
+        self.settle(ready)
+
+    def settle(self, ready: str = "") -> None:
+        """Wait until the page is still, as after an action, and the expression `ready` is true in it."""
+        visit, until = self.visit, time.monotonic() + self.options.deadline_s
+        try:
             self._settle(visit, self.options.step_ms)
             while ready and not visit.tab.evaluate(f"Boolean({ready})"):
                 if time.monotonic() > until:
                     raise EnvError(
-                        f"{address} is not ready in {self.options.deadline_s:g} s: {ready} is not true"
+                        f"the page is not ready in {self.options.deadline_s:g} s: {ready} is not true"
                     )
                 self._settle(visit, READY_POLL_MS)
-        except BaseException:
-            self._end_browser()
-            raise
-
-    def settle(self) -> None:
-        """Wait until the page is still, as after an action."""
-        try:
-            self._settle(self.visit, self.options.step_ms)
         except BaseException:
             self._end_browser()
             raise

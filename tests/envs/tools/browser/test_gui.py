@@ -364,7 +364,7 @@ def test_a_server_that_does_not_answer_or_answers_with_an_error_is_an_error(site
         with pytest.raises(EnvError, match=r"/broken has status 500"):
             gui.open(f"{site.address}broken")
         gui.begin([site.host])
-        with pytest.raises(EnvError, match=r"is not ready in 3 s: 1 > 2 is not true"):
+        with pytest.raises(EnvError, match=r"the page is not ready in 3 s: 1 > 2 is not true"):
             gui.open(site.address, "1 > 2")
     finally:
         gui.close()
