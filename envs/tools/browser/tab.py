@@ -73,7 +73,7 @@ class Tab:
     ) -> None:
         """Prepare the page of `session`, which waits for a debugger, and let it begin.
 
-        `attend` is called whenever the page is waited for; it takes care of new windows.
+        `attend` is called whenever the page is waited for; it takes care of new and other windows.
         """
         self.session = session
         self.rules = rules
@@ -343,8 +343,12 @@ class Tab:
         self._set_time("pause", 0.0, initialVirtualTime=began_s)
 
     def _attend(self) -> None:
-        """Answer dialogs and file pickers, and let the windows be attended to that the page opens."""
+        """Answer dialogs and file pickers, and let the other windows be attended to."""
+        self.answer()
         self._attend_windows()
+
+    def answer(self) -> None:
+        """Answer the dialogs and file pickers that the page has opened; returns at once."""
         while True:
             try:
                 method, params = self.activity.questions.popleft()

@@ -215,7 +215,10 @@ class Visit:
                 self._downloading.discard(params["guid"])
 
     def _attend(self) -> None:
-        """Show a window that a page has opened."""
+        """Show a window that a page has opened, and answer the dialogs of pages that are not shown."""
+        for tab in self._tabs:
+            if tab.lives:
+                tab.answer()
         try:
             params = self._attached.get_nowait()
         except queue.Empty:
