@@ -43,6 +43,17 @@ SECOND = """<!doctype html><title>second</title><button id="close" onclick="wind
 frames();</script>"""
 
 
+FRAMING = """<!doctype html><body style="margin: 0"><iframe src="ADDRESS" width="200" height="200"></iframe>
+<script>addEventListener("message", ({ data }) => { window.report = data; });</script>"""
+
+REPORTING = """<!doctype html><script>
+  const report = { random: Math.random(), year: new Date().getFullYear(), clicks: 0 };
+  const send = () => parent.postMessage(report, "*");
+  addEventListener("click", () => { report.clicks += 1; send(); });
+  setTimeout(send, 200);
+</script>"""
+
+
 class Site:
     """A server with the pages; it notes the paths of its requests and has answers that wait."""
 
@@ -78,6 +89,10 @@ class Site:
                 body = HOME
             case "/second":
                 body = SECOND
+            case "/framing":
+                body = FRAMING.replace("ADDRESS", parse_qs(parts.query)["to"][0])
+            case "/reporting":
+                body = REPORTING
             case "/slow":
                 self.open.wait(self.slow_s)
             case "/never":

@@ -52,7 +52,7 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def shared_gui() -> Iterator[BrowserGui]:
-    gui = BrowserGui(find_chromium, ["127.0.0.1"], OPTIONS)
+    gui = BrowserGui(find_chromium, ["127.0.0.1", "localhost"], OPTIONS)
     yield gui
     gui.close()
 
@@ -216,6 +216,29 @@ def test_a_new_window_is_shown_and_runs_until_it_closes(gui: BrowserGui, name: s
     assert [event.kind for event in gui.take_events()] == ["tab"]
 
 
+def test_a_page_behind_a_window_may_ask_too(gui: BrowserGui) -> None:
+    gui.ask("void setTimeout(() => { document.title = confirm('behind?'); }, 900)")
+    press(gui, "window")
+    play(gui, Wait(seconds=2))
+    assert gui.ask("[document.title, opener.document.title]") == ["second", "true"]
+    press(gui, "close")
+    assert gui.ask("document.title") == "true"
+
+
+def test_a_frame_of_another_host_has_the_clock_and_rules_of_its_page(
+    gui: BrowserGui, site: Site
+) -> None:
+    with serving() as other:
+        hosts = [site.host, other.host.replace("127.0.0.1", "localhost")]
+        gui.begin(hosts, began_s=1_700_000_000.0, seed=3)
+        gui.open(site.address)
+        first = gui.ask("Math.random()")
+        gui.begin(hosts, began_s=1_700_000_000.0, seed=3)
+        gui.open(f"{site.address}framing?to=http://{hosts[1]}/reporting")
+        play(gui, Wait(seconds=1), Click(x=60, y=60))
+        assert gui.ask("[report.random, report.year, report.clicks]") == [first, 2023, 1]
+
+
 def test_only_so_many_windows_open(gui: BrowserGui) -> None:
     gui.ask("void Array.from({ length: 12 }, () => window.open('/second'))")
     play(gui, Wait(seconds=1))
@@ -364,7 +387,7 @@ def test_a_server_that_does_not_answer_or_answers_with_an_error_is_an_error(site
         with pytest.raises(EnvError, match=r"/broken has status 500"):
             gui.open(f"{site.address}broken")
         gui.begin([site.host])
-        with pytest.raises(EnvError, match=r"is not ready in 3 s: 1 > 2 is not true"):
+        with pytest.raises(EnvError, match=r"the page is not ready in 3 s: 1 > 2 is not true"):
             gui.open(site.address, "1 > 2")
     finally:
         gui.close()
