@@ -33,9 +33,9 @@ path = "builtin:tiny"
 action_parser = "compact"
 coordinates = "thousandths"
 [env]
-suite = "heldout"
+suite = "composed"
 slots = 1
-tasks = ["heldout/click", "heldout/popup+click", "heldout/popup+popup+menu+confirm"]
+tasks = ["composed/click", "composed/popup+click", "composed/popup+popup+menu+confirm"]
 [rollout]
 max_tokens = 12
 threads = 1
