@@ -80,7 +80,7 @@ def test_its_steps_are_what_the_policy_would_have_seen_and_written(
                 assert policy.decode(step.sampled.token_ids) == step.text
                 assert step.text.startswith("Thought: \nAction: click(start_box=")
                 assert step.sampled.token_ids[-1] in policy.end_token_ids
-                action, _ = spec.read(step.text, screen, pointer)
+                [action], _ = spec.read(step.text, screen, pointer)
                 assert step.action is not None
                 assert action == action_from_dict(step.action)
                 shown = spec.action_parser.as_history(step.text)
