@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 from bus.messages import APP_LOG_LINES, APP_LOG_WIDTH
 from envs.contract.methods import wrong_return
@@ -24,7 +25,7 @@ def reported_lines(call: str, info: object) -> list[str]:
     Equal texts are one line with their number. Raises EnvError if the value is neither missing nor a list of
     texts.
     """
-    texts: object = info.get(INFO_KEY) if isinstance(info, Mapping) else None
+    texts: Any = info.get(INFO_KEY) if isinstance(info, Mapping) else None
     if texts is None:
         return []
     is_list = isinstance(texts, Sequence) and not isinstance(texts, str | bytes)
