@@ -271,7 +271,7 @@ def tune(study: Study) -> tuple[int, float]:
         call([*dart("data", "collect", str(study.part.config)), *options], log, ROOT)
         model = load_config(study.part.config, []).model.path
         command = dart("tune", "--data", str(successes), "--model", model)
-        call([*command, "--out", str(study.tuned), "--json"], log, ROOT)
+        call([*command, "--out", str(study.tuned), "--fresh", "--json"], log, ROOT)
         cost = {"recorded": each * study.part.tasks, "cpu_s": round(children_s() - spent, 1)}
         costs_file.write_text(json.dumps(cost), encoding="utf-8")
     cost = json.loads(costs_file.read_text(encoding="utf-8"))
