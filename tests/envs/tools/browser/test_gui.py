@@ -159,6 +159,15 @@ def test_a_page_has_the_clock_and_the_random_numbers_of_its_episode(
     assert all(0 <= value < 1 for value in first[:2])
 
 
+def test_a_step_takes_its_time_and_no_more_beside_an_endless_animation(gui: BrowserGui) -> None:
+    before = gui.ask("performance.now()")
+    play(gui, Move(x=5, y=5))
+    after = gui.ask("performance.now()")
+    assert isinstance(before, float | int)
+    assert isinstance(after, float | int)
+    assert round(after - before) == 525  # 500 ms and a frame for the screenshot
+
+
 def test_dialogs_are_answered_by_the_rules(gui: BrowserGui, site: Site) -> None:
     for accepts, titles in ((True, ["true", "told", "Ann"]), (False, ["false", "told", "null"])):
         begin(gui, site, accepts_dialogs=accepts)
