@@ -179,9 +179,9 @@ class PageActivity:
                 self._answer_goes_on(number)
             case "loadingFinished" | "loadingFailed":
                 with self._lock:
-                    request = self._requests.pop(number, None)
+                    last = self._requests.pop(number, None)
                 if name == "loadingFailed" and not params.get("canceled"):
-                    address = request.address if request is not None else ""
+                    address = last.address if last is not None else ""
                     self.note("request", params.get("errorText", "failed"), address)
             case "webSocketFrameSent":
                 with self._lock:

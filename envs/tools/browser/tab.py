@@ -229,13 +229,19 @@ class Tab:
 
     def _frame(self, shot: dict[str, Any] | None = None) -> CdpResult:
         """Draw a frame; two frames never have the same time, which the browser would wait for in vain."""
-        at = max(self._base_ms + self._passed_ms, self._last_frame_ms + 1.0)
-        self._last_frame_ms = at
-        params: dict[str, Any] = {"frameTimeTicks": at, "interval": FRAME_MS}
-        if shot is not None:
-            params["screenshot"] = shot
-        with self._browser.drawing():
-            return self._answers(Call("HeadlessExperimental.beginFrame", params))[0]
+        until = time.monotonic() + self.rules.deadline_s
+        while True:
+            at = max(self._base_ms + self._passed_ms, self._last_frame_ms + 1.0)
+            self._last_frame_ms = at
+            params: dict[str, Any] = {"frameTimeTicks": at, "interval": FRAME_MS}
+            if shot is not None:
+                params["screenshot"] = shot
+            try:
+                with self._browser.drawing():
+                    return self._answers(Call("HeadlessExperimental.beginFrame", params))[0]
+            except DocumentLeftError:
+                if time.monotonic() > until:
+                    raise
 
     def _await_requests(self, until: float) -> bool:
         """Wait until nothing is under way; return False if something still is at `until`."""

@@ -417,6 +417,15 @@ def test_requests_that_stay_open_do_not_stop_a_page(gui: BrowserGui) -> None:
     assert round(after - before) == 5025
 
 
+def test_messages_of_a_socket_reach_the_page(gui: BrowserGui, site: Site) -> None:
+    gui.ask(
+        f"""void (window.socket = new WebSocket('ws://{site.host}/socket'),
+        socket.onopen = () => socket.send('hello'),
+        socket.onmessage = ({{ data }}) => {{ document.title = data; }})"""
+    )
+    wait_until(lambda: play(gui, Wait(seconds=0.1)) and gui.ask("document.title") == "hello")
+
+
 def test_what_a_page_reports_is_noted(gui: BrowserGui) -> None:
     gui.ask(
         """void (console.error('bad', { a: 1 }), console.log('fine'), fetch('/none'),
