@@ -25,7 +25,7 @@ from bus.error_texts import one_line
 from bus.errors import DartError, EnvError
 from envs.contract.base import Verdict
 from envs.contract.own_code import load_own
-from envs.suites.web.file import WebFile
+from envs.suites.web.file import WebFile, check_placeholders
 from envs.suites.web.schema import Check, Source, WebTask
 from envs.tools.app_server import HttpAnswer, ask
 from envs.tools.draws import draw, fill
@@ -59,8 +59,19 @@ class Instance:
 
     def address(self, template: str) -> str:
         """Return an address with its names in braces filled in, which are escaped."""
-        escaped = {name: quote(as_text(value), safe="") for name, value in self.values.items()}
-        return str(fill(template, escaped))
+        return self.escaped(template, lambda text: quote(text, safe=""))
+
+    def escaped(self, template: str, escape: Callable[[str], str]) -> str:
+        """Return a text with its names in braces filled in, each value through `escape`."""
+
+        def each(value: Any) -> Any:
+            return (
+                list(map(each, value))
+                if isinstance(value, list | tuple)
+                else escape(as_text(value))
+            )
+
+        return str(fill(template, {name: each(value) for name, value in self.values.items()}))
 
     def path(self, template: str) -> JsonPath:
         """Return a path with its names in braces filled in."""
@@ -75,6 +86,10 @@ def make_instance(file: WebFile, task: WebTask, seed: int, names: Mapping[str, A
             raise EnvError(
                 f"{task.id}: {task.draw} must return a dict of values by name, got {values!r:.80}"
             )
+        try:
+            check_placeholders(task, values)
+        except ValueError as error:
+            raise EnvError(f"{task.draw}: {error}") from None
     else:
         values = draw(task.draw, task.id, seed)
     return Instance(task, {**values, **names, "seed": seed})
@@ -130,7 +145,7 @@ class Scene:
         if source.python is not None:
             return call_own(self.file, source.python, self.episode)
         if source.read == "answer":
-            return self.episode.answer
+            return None if self.episode.answer is None else self.episode.answer.strip()
         if source.read == "address":
             return self.evaluate("location.href")
         return self.state()
@@ -166,6 +181,7 @@ class Scene:
 
     def _scripted(self, script: str) -> Any:
         code = self.file.contents[script] if script.startswith("@") else script
+        # A policy that leaves the application has failed; a script that throws in it breaks the episode.
         if self.evaluate("location.protocol") not in ("http:", "https:"):
             raise PageLeftError
         values = json.dumps(dict(self.instance.values), default=str)
@@ -175,8 +191,11 @@ class Scene:
             raise EnvError(f"script {' '.join(script.split())[:60]!r}: {error}") from error
 
 
-class PageLeftError(Exception):
+class PageLeftError(EnvError):
     """The page that is shown is none of the application's, so that no script can judge it."""
+
+    def __init__(self) -> None:
+        super().__init__("the application was left")
 
 
 class Score(NamedTuple):
@@ -192,8 +211,8 @@ def verdict_of(scene: Scene) -> Verdict:
     try:
         score = _all(task.check, scene)
         change = _changed(scene) if task.unchanged else ""
-    except PageLeftError:
-        return Verdict("fail", "the application was left")
+    except PageLeftError as error:
+        return Verdict("fail", str(error))
     if change:
         return Verdict("fail", f"changed beside the task: {change}", 0.0)
     return Verdict.scored(score.value, score.reason)
@@ -204,7 +223,7 @@ def evaluate_check(check: Check, scene: Scene) -> Score:
     if check.all is not None:
         return _all(check.all, scene)
     if check.any is not None:
-        scores = [evaluate_check(inner, scene) for inner in check.any]
+        scores = [_evaluated(inner, scene) for inner in check.any]
         best = max(scores, key=lambda score: score.value)
         reasons = best.reason if best.value > 0 else "; ".join(score.reason for score in scores)
         return Score(best.value, reasons)
@@ -217,6 +236,14 @@ def evaluate_check(check: Check, scene: Scene) -> Score:
     if not check.wants and check.path is None:
         return _own_score(check, value)
     return _compared(check, value, scene)
+
+
+def _evaluated(check: Check, scene: Scene) -> Score:
+    """Return how much of a check holds; nothing of it if it asks a page that was left."""
+    try:
+        return evaluate_check(check, scene)
+    except PageLeftError as error:
+        return Score(0.0, str(error))
 
 
 def _all(checks: Sequence[Check], scene: Scene) -> Score:

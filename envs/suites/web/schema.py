@@ -352,6 +352,8 @@ class Application(_Table):
     def _is_address(cls, url: str) -> str:
         if urlsplit(url).scheme not in ("http", "https") or not host_of(url):
             raise ValueError(f"must be an address such as http://127.0.0.1:5173/, got {url!r}")
+        if host_of(url).count(":") > 1:
+            raise ValueError(f"must have a name or an IPv4 address such as 127.0.0.1, got {url!r}")
         return url
 
     @field_validator("clock", mode="before")
@@ -372,7 +374,7 @@ class Application(_Table):
     @classmethod
     def _are_hosts(cls, hosts: list[str]) -> list[str]:
         for host in hosts:
-            if "/" in host or " " in host:
+            if "/" in host or " " in host or host.count(":") > 1:
                 raise ValueError(
                     f"must be names such as cdn.example.com or 127.0.0.1:8000, got {host!r}"
                 )

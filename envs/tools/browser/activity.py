@@ -15,8 +15,6 @@ from typing import Literal
 
 from envs.tools.browser.cdp import CdpResult
 
-LONG_REQUEST_S = 3.0
-"""Seconds after which a request is one that stays open (a long poll, a stream), for which nothing waits."""
 ANSWERED_S = 0.1
 """Seconds after the last bytes of an answer for which its request is waited for: the end of an answer that the
 page does not read is reported only once the page's time passes."""
@@ -56,8 +54,12 @@ class _Request:
 class PageActivity:
     """The events of one page. `hear` is called by the thread that reads, the rest by the one that acts."""
 
-    def __init__(self, files_for_pickers: str) -> None:
-        """Begin with nothing under way; `files_for_pickers` names what file pickers get, for their events."""
+    def __init__(self, files_for_pickers: str, patience_s: float) -> None:
+        """Begin with nothing under way; `files_for_pickers` names what file pickers get, for their events.
+
+        A request that takes longer than `patience_s` is one that stays open (a long poll, a stream), and is
+        not waited for.
+        """
         self.expired = threading.Event()  # set when the time that was granted has passed
         self.questions: deque[tuple[str, CdpResult]] = deque()
         """Events that must be answered: dialogs and file pickers."""
@@ -65,6 +67,7 @@ class PageActivity:
         self.moves = 0  # how often its address has changed or was loaded anew
         self.document_status = 0  # of the answer with the page's document
         self._files = files_for_pickers
+        self._patience_s = patience_s
         self._lock = threading.Lock()
         self._requests: dict[str, _Request] = {}  # by id
         self._loading: dict[str, float] = {}  # id of a frame that loads -> since when
@@ -116,13 +119,13 @@ class PageActivity:
         now = time.monotonic()
         with self._lock:
             until = [request.waited_for_s for request in self._requests.values()]
-            until += [began + LONG_REQUEST_S for began in self._loading.values()]
+            until += [began + self._patience_s for began in self._loading.values()]
             until += self._sockets.values()
         return any(at > now for at in until)
 
     def has_open(self) -> bool:
         """Return True if a request stays open, so that the page's time must not stand still for it."""
-        oldest = time.monotonic() - LONG_REQUEST_S
+        oldest = time.monotonic() - self._patience_s
         with self._lock:
             return any(each.streams or each.began_s < oldest for each in self._requests.values())
 
@@ -161,7 +164,7 @@ class PageActivity:
         match name:
             case "requestWillBeSent":
                 streams = params.get("type") == "EventSource"
-                waited_for_s = 0.0 if streams else now + LONG_REQUEST_S
+                waited_for_s = 0.0 if streams else now + self._patience_s
                 request = _Request(params["request"]["url"], waited_for_s, now, streams)
                 with self._lock:
                     self._requests[number] = request
@@ -176,9 +179,9 @@ class PageActivity:
                 self._answer_goes_on(number)
             case "loadingFinished" | "loadingFailed":
                 with self._lock:
-                    request = self._requests.pop(number, None)
+                    last = self._requests.pop(number, None)
                 if name == "loadingFailed" and not params.get("canceled"):
-                    address = request.address if request is not None else ""
+                    address = last.address if last is not None else ""
                     self.note("request", params.get("errorText", "failed"), address)
             case "webSocketFrameSent":
                 with self._lock:
@@ -193,7 +196,7 @@ class PageActivity:
             request = self._requests.get(number)
             if request is not None and not request.streams:
                 until = time.monotonic() + ANSWERED_S
-                request.waited_for_s = min(until, request.began_s + LONG_REQUEST_S)
+                request.waited_for_s = min(until, request.began_s + self._patience_s)
 
 
 def _argument(value: CdpResult) -> str:

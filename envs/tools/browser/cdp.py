@@ -232,7 +232,10 @@ class Chromium:
         with self._lock:
             listener = self._listeners.get(message.get("sessionId", ""))
         if listener is not None:
-            listener(message["method"], message.get("params", {}))
+            try:
+                listener(message["method"], message.get("params", {}))
+            except Exception:  # without this thread no answer would be delivered any more
+                logger.exception("an event of Chromium was not noted: %s", message["method"])
 
     def _forget(self, numbers: Iterable[int]) -> None:
         with self._lock:

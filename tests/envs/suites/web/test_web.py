@@ -48,6 +48,10 @@ def make(seed):
 def add(episode):
     episode.ask("post", f"/add?sid={episode.values['session']}", json={"title": episode.values["title"]})
 
+def both(episode):
+    for title in episode.values["titles"]:
+        episode.ask("post", f"/add?sid={episode.values['session']}", json={"title": title})
+
 def count(episode):
     state = episode.ask("get", f"/state?sid={episode.values['session']}").value()
     return len(state["cards"])
@@ -245,6 +249,14 @@ def test_a_task_is_set_up_by_requests_scripts_and_functions(make: Make) -> None:
     assert state["notes"] == "Card 7!"
 
 
+def test_a_function_that_draws_too_little_is_an_error_of_its_episode(make: Make) -> None:
+    env = make(task("{ path = 'notes', equals = '{text}' }", 'draw = "own.py:make"'))
+    with pytest.raises(
+        EnvError, match=r"own.py:make: task 'it', check\[0\].equals: \{text\} is nothing"
+    ):
+        begin(env)
+
+
 def test_an_answer_is_checked_and_ends_the_episode(make: Make) -> None:
     more = 'draw = { n = { integer = [42, 42] } }\nsolution = [{ answer = "{n}" }]'
     env = make(task("{ read = 'answer', equals = '{n}' }", more))
@@ -292,6 +304,16 @@ def test_a_solution_that_was_left_or_that_finds_nothing_says_so(make: Make) -> N
     begin(env, "file0/no")
     with pytest.raises(NoOracleError):
         env.oracle_action()
+
+
+def test_an_entry_of_a_list_is_filled_into_addresses_and_selectors(make: Make) -> None:
+    more = """draw = { titles = { sample = [["it's & so", 'say "hi"'], 2] } }
+    setup = [{ python = "own.py:both" }, { get = "/state?sid={session}&of={titles[0]}" }]
+    solution = [{ choose = ".card[data-title='{titles[1]}'] select", text = "Done" }]"""
+    env = make(task("{ path = 'cards[title={titles[1]}].list', equals = 'Done' }", more))
+    for seed in range(3):
+        begin(env, seed=seed)
+        assert solve(env).outcome == "pass"
 
 
 def test_a_solution_scrolls_to_what_is_out_of_sight(make: Make) -> None:
@@ -411,6 +433,11 @@ def test_a_policy_that_leaves_the_application_fails_and_is_not_invalid(make: Mak
     env.gui.ask("void (location.href = 'http://elsewhere.example/')")
     env.step(Wait(seconds=0.5))
     assert env.evaluate() == Verdict("fail", "the application was left")
+    env = make(task("{ any = [{ script = 'true' }, { path = 'notes', equals = '' }] }"))
+    begin(env)
+    env.gui.ask("void (location.href = 'http://elsewhere.example/')")
+    env.step(Wait(seconds=0.5))
+    assert env.evaluate().outcome == "pass"
 
 
 # --- before anything starts ---------------------------------------------------------------------------
