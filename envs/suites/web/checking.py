@@ -59,8 +59,19 @@ class Instance:
 
     def address(self, template: str) -> str:
         """Return an address with its names in braces filled in, which are escaped."""
-        escaped = {name: quote(as_text(value), safe="") for name, value in self.values.items()}
-        return str(fill(template, escaped))
+        return self.escaped(template, lambda text: quote(text, safe=""))
+
+    def escaped(self, template: str, escape: Callable[[str], str]) -> str:
+        """Return a text with its names in braces filled in, each value through `escape`."""
+
+        def each(value: Any) -> Any:
+            return (
+                list(map(each, value))
+                if isinstance(value, list | tuple)
+                else escape(as_text(value))
+            )
+
+        return str(fill(template, {name: each(value) for name, value in self.values.items()}))
 
     def path(self, template: str) -> JsonPath:
         """Return a path with its names in braces filled in."""

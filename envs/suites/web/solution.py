@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.resources import files
@@ -150,11 +151,7 @@ class Solution:
 
     def _selector(self, template: str) -> str:
         """Return a selector with its names in braces filled in; quotes in a value are escaped."""
-        values: Mapping[str, Any] = {
-            name: str(value).replace("\\", "\\\\").replace('"', '\\"').replace("'", "\\'")
-            for name, value in self._instance.values.items()
-        }
-        return Instance(self._instance.task, values).text(template)
+        return self._instance.escaped(template, lambda text: re.sub(r"([\\\"'])", r"\\\1", text))
 
     def _where(self, entry: Entry) -> str:
         return f"{self._instance.task.id}: solution[{self._entries.index(entry)}]"

@@ -48,6 +48,10 @@ def make(seed):
 def add(episode):
     episode.ask("post", f"/add?sid={episode.values['session']}", json={"title": episode.values["title"]})
 
+def both(episode):
+    for title in episode.values["titles"]:
+        episode.ask("post", f"/add?sid={episode.values['session']}", json={"title": title})
+
 def count(episode):
     state = episode.ask("get", f"/state?sid={episode.values['session']}").value()
     return len(state["cards"])
@@ -300,6 +304,16 @@ def test_a_solution_that_was_left_or_that_finds_nothing_says_so(make: Make) -> N
     begin(env, "file0/no")
     with pytest.raises(NoOracleError):
         env.oracle_action()
+
+
+def test_an_entry_of_a_list_is_filled_into_addresses_and_selectors(make: Make) -> None:
+    more = """draw = { titles = { sample = [["it's & so", 'say "hi"'], 2] } }
+    setup = [{ python = "own.py:both" }, { get = "/state?sid={session}&of={titles[0]}" }]
+    solution = [{ choose = ".card[data-title='{titles[1]}'] select", text = "Done" }]"""
+    env = make(task("{ path = 'cards[title={titles[1]}].list', equals = 'Done' }", more))
+    for seed in range(3):
+        begin(env, seed=seed)
+        assert solve(env).outcome == "pass"
 
 
 def test_a_solution_scrolls_to_what_is_out_of_sight(make: Make) -> None:
