@@ -37,6 +37,7 @@ ready = "document.body.dataset.ready"
 size = [480, 360]
 state = {{ get = "/state?sid={{session}}" }}
 max_steps = 4
+start_s = 600
 """
 
 OWN = """
@@ -81,7 +82,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         path = place / f"file{len(envs)}.toml"
         path.write_text(HEAD + head + tasks)
         # A busy machine may be slow: what never comes is waited for by tests that shorten this.
-        env = make_env(f"web:{path}", **{"deadline_s": 60.0, "patience_s": 60.0, **options})
+        env = make_env(f"web:{path}", **{"deadline_s": 600.0, "patience_s": 600.0, **options})
         assert isinstance(env, WebEnv)
         envs.append(env)
         return env
@@ -348,8 +349,10 @@ def test_a_server_that_dies_costs_one_episode_and_is_started_again(make: Make) -
 def test_a_server_that_hangs_costs_one_episode(make: Make) -> None:
     tasks = task("{ path = 'notes', equals = '' }")
     tasks += tasks.replace('"it"', '"hang"').replace("path = 'notes'", "get = '/hang'")
-    env = make(tasks, deadline_s=10.0)
+    env = make(tasks)
     begin(env, "file0/hang")
+    assert env._scene is not None
+    env._scene.deadline_s = 3.0
     verdict = env.evaluate()
     assert verdict.outcome == "invalid"
     assert "/hang: no" in verdict.reason
@@ -453,7 +456,7 @@ def test_what_is_missing_is_said_before_anything_starts(make: Make, tmp_path: Pa
     path.write_text(HEAD + task("{ path = 'notes', equals = '' }"))
     path = path.rename(path.with_name("good.toml"))  # a suite is loaded once
     check_parts(f"web:{path}", {})
-    assert longest_reset_s(f"web:{path}", {"deadline_s": 10.0}) == 40.0
+    assert longest_reset_s(f"web:{path}", {"deadline_s": 10.0}) == 610.0
     with pytest.raises(TaskError, match="no option 'speed'"):
         make_env(f"web:{path}", speed=1)
     with pytest.raises(TaskError, match="has no task 'good/move'"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,7 @@ except MissingPartError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
 # A busy machine may be slow: these limits are for what never comes.
-OPTIONS = GuiOptions(size=(420, 320), patience_s=60.0, deadline_s=60.0)
-SHORT = GuiOptions(size=(420, 320), patience_s=2.0, deadline_s=3.0)
+OPTIONS = GuiOptions(size=(420, 320), patience_s=600.0, deadline_s=600.0)
 
 
 @pytest.fixture
@@ -331,6 +331,12 @@ def test_a_host_may_be_named_with_or_without_its_port() -> None:
 # --- faults cost one episode --------------------------------------------------------------------------
 
 
+def hurry(gui: BrowserGui) -> None:
+    """Wait for what never comes for 3 s only, from here on."""
+    gui.tab.rules = replace(gui.tab.rules, deadline_s=3.0)
+    gui.options = replace(gui.options, deadline_s=3.0)
+
+
 def assert_next_episode_plays(gui: BrowserGui, site: Site) -> None:
     with pytest.raises(EnvError, match="call reset first"):
         gui.look()
@@ -347,7 +353,7 @@ def test_a_page_that_crashes_is_an_error_and_the_next_episode_plays(
         gui.tab.session.begin([Call("Page.crash", {})]) as sent,
         pytest.raises(EnvError, match="crashed"),
     ):
-        sent.replies(60.0)
+        sent.replies(600.0)
     with pytest.raises(EnvError, match="crashed"):
         gui.perform(Wait(seconds=1))
     assert not lives(browser.pid)
@@ -372,9 +378,10 @@ def test_a_browser_that_is_killed_is_an_error_and_the_next_episode_plays(
 def test_a_page_that_hangs_is_an_error_and_the_next_episode_plays(
     site: Site, script: str, error: str
 ) -> None:
-    gui = BrowserGui(find_chromium, ["127.0.0.1"], SHORT)
+    gui = BrowserGui(find_chromium, ["127.0.0.1"], OPTIONS)
     try:
         begin(gui, site)
+        hurry(gui)
         gui.ask(f"void setTimeout(() => {{ {script} }}, 100)")
         pid = gui.visit.browser.pid
         with pytest.raises(EnvError, match=f"{error} .* in 3 s"):
@@ -387,22 +394,28 @@ def test_a_page_that_hangs_is_an_error_and_the_next_episode_plays(
 
 
 def test_a_server_that_does_not_answer_or_answers_with_an_error_is_an_error(site: Site) -> None:
-    gui = BrowserGui(find_chromium, ["127.0.0.1"], SHORT)
+    gui = BrowserGui(find_chromium, ["127.0.0.1"], OPTIONS)
     try:
         gui.begin([site.host])
+        hurry(gui)
         with pytest.raises(EnvError, match=r"the page did not answer Page.navigate in 3 s"):
             gui.open(f"{site.address}never")
+        gui.options = OPTIONS
         gui.begin([site.host])
         with pytest.raises(EnvError, match=r"/broken has status 500"):
             gui.open(f"{site.address}broken")
         gui.begin([site.host])
+        hurry(gui)
         with pytest.raises(EnvError, match=r"the page is not ready in 3 s: 1 > 2 is not true"):
             gui.open(site.address, "1 > 2")
     finally:
         gui.close()
 
 
-def test_requests_that_stay_open_do_not_stop_a_page(gui: BrowserGui) -> None:
+def test_requests_that_stay_open_do_not_stop_a_page(gui: BrowserGui, site: Site) -> None:
+    gui.options = replace(OPTIONS, patience_s=1.0)
+    begin(gui, site)
+    gui.options = OPTIONS
     gui.ask(
         """void (new EventSource('/events').onmessage = (event) => { document.title = event.data; },
         fetch('/never'))"""
