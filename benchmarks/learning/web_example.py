@@ -102,7 +102,7 @@ def stored_part(line: Result) -> Result:
     )
     return {
         **{name: line[name] for name in (*names, "trajectories", "updates", "note")},
-        "compositions": line["compositions"],
+        "heldout": line["heldout"],
         "per_task": {
             name: [task["before"], task["after"]] for name, task in line["per_task"].items()
         },
