@@ -108,7 +108,7 @@ class PlainLoop:
         for action in actions:
             episode.screen, _, terminated, truncated, _ = episode.env.step(action)
             ends = isinstance(action, Done | Answer | Fail) or terminated or truncated
-            if ends or len(episode.steps) == episode.task.max_steps and action is actions[-1]:
+            if ends or (len(episode.steps) == episode.task.max_steps and action is actions[-1]):
                 episode.is_over = True
                 episode.reward = episode.env.evaluate().reward or 0.0
                 return
