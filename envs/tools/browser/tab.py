@@ -44,6 +44,9 @@ WHEEL_FRAMES = 3  # after a turn of the wheel: the browser scrolls in the second
 POLL_S = 0.002
 LONG_REQUEST_S = 3.0
 """Seconds after which a request is one that stays open (a long poll, a stream), for which nothing waits."""
+ANSWERED_S = 0.1
+"""Seconds after the last bytes of an answer for which its request is waited for: the end of an answer that the
+page does not read is reported only once the page's time passes."""
 STUCK_S = 0.5  # without an answer that needs no frame, after which frames are drawn for it
 MOST_EVENTS = 200  # of a page that are kept until they are taken
 LONGEST_EVENT = 500  # characters
@@ -78,11 +81,19 @@ class TabRules:
 
 
 @dataclass
+class _Request:
+    """A request that is under way."""
+
+    began_s: float
+    waited_for_s: float  # until when nothing goes on without it
+
+
+@dataclass
 class _Activity:
     """What a page has under way, written by the thread that reads the browser's events."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    requests: dict[str, float] = field(default_factory=dict)  # id -> when it began, seconds
+    requests: dict[str, _Request] = field(default_factory=dict)  # by id
     frames: dict[str, float] = field(default_factory=dict)  # id of a frame that loads -> since when
     expired: threading.Event = field(default_factory=threading.Event)  # the granted time has passed
     asked: deque[tuple[str, CdpResult]] = field(default_factory=deque)  # what must be answered
@@ -246,10 +257,11 @@ class Tab:
 
     def _is_busy(self) -> bool:
         """Return True if a request or a document is under way that does not stay open for long."""
-        oldest = time.monotonic() - LONG_REQUEST_S
+        now = time.monotonic()
         with self._activity.lock:
-            began = [*self._activity.requests.values(), *self._activity.frames.values()]
-        return any(at > oldest for at in began)
+            until = [request.waited_for_s for request in self._activity.requests.values()]
+            until += [began + LONG_REQUEST_S for began in self._activity.frames.values()]
+        return any(at > now for at in until)
 
     def _await_requests(self, until: float) -> bool:
         """Wait until nothing is under way; return False if something still is at `until`."""
@@ -389,10 +401,14 @@ class Tab:
                 activity.expired.set()
             case "Network.requestWillBeSent":
                 if params.get("type") != "EventSource":
+                    now = time.monotonic()
                     with activity.lock:
-                        activity.requests[params["requestId"]] = time.monotonic()
+                        activity.requests[params["requestId"]] = _Request(now, now + LONG_REQUEST_S)
                         activity.addresses[params["requestId"]] = params["request"]["url"]
+            case "Network.dataReceived":
+                self._answer_goes_on(params["requestId"])
             case "Network.responseReceived":
+                self._answer_goes_on(params["requestId"])
                 status, address = params["response"]["status"], params["response"]["url"]
                 if status >= 400:
                     self._note("request", f"status {status}", address)
@@ -436,6 +452,13 @@ class Tab:
     def note(self, kind: EventKind, text: str, address: str = "") -> None:
         """Keep an event beside the page's own ones."""
         self._note(kind, text, address)
+
+    def _answer_goes_on(self, request_id: str) -> None:
+        """Note that bytes of an answer have come."""
+        with self._activity.lock:
+            if request := self._activity.requests.get(request_id):
+                until = time.monotonic() + ANSWERED_S
+                request.waited_for_s = min(until, request.began_s + LONG_REQUEST_S)
 
     def _loading_begins(self, frame: str) -> None:
         with self._activity.lock:
