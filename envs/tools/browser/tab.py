@@ -40,6 +40,7 @@ from envs.tools.browser.inputs import PageInput
 
 FRAME_MS = 25.0  # of the page's time between two frames
 CALM_FRAMES = 2  # frames in a row without a change, of a page that is still
+DRAG_MOVES = 4  # moves of a drag between two frames
 WHEEL_FRAMES = 3  # after a turn of the wheel: the browser scrolls in the second one
 POLL_S = 0.002
 LONG_REQUEST_S = 3.0
@@ -164,7 +165,10 @@ class Tab:
         if not calls:
             return
         if self._drag or any(call.params.get("buttons") and _is_move(call) for call in calls):
-            for group in _by_moves(calls):
+            # Pages that move what is dragged do so in their frames, and drop it where it was in the last one.
+            for index, group in enumerate(_by_moves(calls)):
+                if index % DRAG_MOVES == 1 or group[0].params.get("type") == "mouseReleased":
+                    self._pass(FRAME_MS)
                 self._move_or_drag(group)
         else:
             self._perform(calls)
