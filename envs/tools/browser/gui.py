@@ -17,8 +17,9 @@ from envs.contract.actions import Action, Goto, Wait
 from envs.contract.base import Observation
 from envs.contract.options import ImageEncoding
 from envs.contract.screenshots import MEDIA_TYPES
+from envs.tools.browser.activity import PageEvent
 from envs.tools.browser.shared import SharedBrowser
-from envs.tools.browser.tab import PageEvent, Tab, TabRules
+from envs.tools.browser.tab import Tab, TabRules
 from envs.tools.browser.visit import Visit, flags_for
 
 VISITS = 300  # episodes after which the browser is replaced, so that nothing accumulates in it
@@ -111,6 +112,14 @@ class BrowserGui:
                         f"{address} is not ready in {self.options.deadline_s:g} s: {ready} is not true"
                     )
                 self._settle(visit, READY_POLL_MS)
+        except BaseException:
+            self._end_browser()
+            raise
+
+    def settle(self) -> None:
+        """Wait until the page is still, as after an action."""
+        try:
+            self._settle(self.visit, self.options.step_ms)
         except BaseException:
             self._end_browser()
             raise

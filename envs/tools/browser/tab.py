@@ -1,7 +1,6 @@
 """One page of a browser, whose time passes and which draws only on command.
 
 Tab         opens addresses, acts, waits until the page is still, takes screenshots, runs scripts
-PageEvent   something that a page did beside its screen: a line of its console, a failed request, a dialog
 TabRules    what every page of an episode gets: size, clock, answers to dialogs
 
 The page's clock is Chromium's virtual time (Emulation.setVirtualTimePolicy). It stands still while the policy
@@ -12,21 +11,19 @@ server for something is therefore at the same point of its time however slow ser
 from __future__ import annotations
 
 import base64
-import json
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
 from bus.errors import EnvError
-from envs.contract.actions import Action
+from envs.contract.actions import Action, Type
 from envs.contract.options import ImageEncoding
 from envs.contract.queueing import leave_if_given_up
 from envs.contract.screenshots import SCREEN_JPEG_QUALITY
+from envs.tools.browser.activity import PageActivity, PageEvent
 from envs.tools.browser.cdp import (
     Call,
     CdpResult,
@@ -43,26 +40,9 @@ CALM_FRAMES = 2  # frames in a row without a change, of a page that is still
 DRAG_MOVES = 4  # moves of a drag between two frames
 WHEEL_FRAMES = 3  # after a turn of the wheel: the browser scrolls in the second one
 POLL_S = 0.002
-LONG_REQUEST_S = 3.0
-"""Seconds after which a request is one that stays open (a long poll, a stream), for which nothing waits."""
-ANSWERED_S = 0.1
-"""Seconds after the last bytes of an answer for which its request is waited for: the end of an answer that the
-page does not read is reported only once the page's time passes."""
+LOST_S = 0.02  # without word of the time that was granted to a document that has been left
 STUCK_S = 0.5  # without an answer that needs no frame, after which frames are drawn for it
-MOST_EVENTS = 200  # of a page that are kept until they are taken
-LONGEST_EVENT = 500  # characters
 STARVATION = 10_000  # tasks that a page may run without its clock moving on
-
-EventKind = Literal["console", "exception", "request", "dialog", "tab", "download", "file"]
-
-
-@dataclass(frozen=True)
-class PageEvent:
-    """Something that a page did beside its screen."""
-
-    kind: EventKind
-    text: str
-    address: str = ""  # of the request or the script; empty if unknown
 
 
 @dataclass(frozen=True)
@@ -73,34 +53,11 @@ class TabRules:
     scale: float = 1.0  # pixels of the screenshot per CSS pixel
     encoding: ImageEncoding = "png"
     deadline_s: float = 20.0  # the longest answer of the page
-    began_s: float = (
-        0.0  # what the page's clock shows at first, seconds since 1970; 0: the present time
-    )
+    began_s: float = 0.0
+    """What the page's clock shows at first, seconds since 1970; 0: the present time."""
     seed: int = 0  # of the page's own random numbers
     accepts_dialogs: bool = True  # whether confirm and prompt are answered with OK
     uploads: tuple[str, ...] = ()  # the files that a file picker gets; none: it is cancelled
-
-
-@dataclass
-class _Request:
-    """A request that is under way."""
-
-    began_s: float
-    waited_for_s: float  # until when nothing goes on without it
-
-
-@dataclass
-class _Activity:
-    """What a page has under way, written by the thread that reads the browser's events."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    requests: dict[str, _Request] = field(default_factory=dict)  # by id
-    frames: dict[str, float] = field(default_factory=dict)  # id of a frame that loads -> since when
-    expired: threading.Event = field(default_factory=threading.Event)  # the granted time has passed
-    asked: deque[tuple[str, CdpResult]] = field(default_factory=deque)  # what must be answered
-    events: deque[PageEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
-    drag: CdpResult | None = None  # of a drag that has begun
-    addresses: dict[str, str] = field(default_factory=dict)  # of the requests that are under way
 
 
 class Tab:
@@ -120,7 +77,7 @@ class Tab:
         self.rules = rules
         self._browser: Chromium = session.browser
         self._attend_windows = attend
-        self._activity = _Activity()
+        self.activity = PageActivity(", ".join(rules.uploads))
         self._input = PageInput(rules.scale)
         self._base_ms, self._passed_ms, self._last_frame_ms = 0.0, 0.0, 0.0
         self._drag: CdpResult | None = None  # what the pointer drags from one element to another
@@ -128,20 +85,19 @@ class Tab:
         self._shot: dict[str, Any] = {"format": rules.encoding, "optimizeForSpeed": True}
         if rules.encoding == "jpeg":
             self._shot["quality"] = SCREEN_JPEG_QUALITY
-        self._browser.listen(session.id, self._hear)
+        self._browser.listen(session.id, self.activity.hear)
         self._prepare()
 
     # --- what the environment asks for ---
 
     def open(self, address: str) -> None:
         """Go to an address. Raises EnvError if it cannot be loaded."""
-        self._loading_begins("main")
-        try:
-            reply = self._answers(Call("Page.navigate", {"url": address}))[0]
-        finally:
-            self._loading_ends("main")
+        self.activity.document_status = 0
+        reply = self._answers(Call("Page.navigate", {"url": address}))[0]
         if error := reply.get("errorText"):
             raise EnvError(f"{address} cannot be loaded: {error}")
+        if (status := self.activity.document_status) >= 400:
+            raise EnvError(f"{address} has status {status}")
 
     def settle(self, least_ms: float, most_ms: float, patience_s: float) -> bool:
         """Let `least_ms` of the page's time pass, and more until it is still, at most `most_ms`.
@@ -170,10 +126,28 @@ class Tab:
                 if index % DRAG_MOVES == 1 or group[0].params.get("type") == "mouseReleased":
                     self._pass(FRAME_MS)
                 self._move_or_drag(group)
+        elif isinstance(action, Type):
+            self._type(_by_strokes(calls))
         else:
             self._perform(calls)
         # After an input the page does nothing but that until a frame is drawn: answers to its requests wait.
         self._frame()
+
+    def _type(self, strokes: list[list[Call]]) -> None:
+        """Perform the strokes of a text.
+
+        A page that saves at every stroke gets the answer to one before the next; otherwise its requests, all
+        under way at once, may reach the server in another order.
+        """
+        until = time.monotonic() + self.rules.deadline_s
+        at_once = 1
+        while strokes:
+            sent_before = self.activity.sent
+            self._perform([call for stroke in strokes[:at_once] for call in stroke])
+            del strokes[:at_once]
+            self._pass(FRAME_MS)
+            self._await_requests(until)
+            at_once = 1 if self.activity.sent > sent_before else 4 * at_once
 
     def evaluate(self, expression: str) -> Any:
         """Return the value of a JavaScript expression; if it is a promise, what it resolves to.
@@ -200,10 +174,7 @@ class Tab:
 
     def take_events(self) -> list[PageEvent]:
         """Return what the page did beside its screen since the last call; of many only the last ones."""
-        with self._activity.lock:
-            events = list(self._activity.events)
-            self._activity.events.clear()
-        return events
+        return self.activity.take_events()
 
     @property
     def lives(self) -> bool:
@@ -223,21 +194,29 @@ class Tab:
         self._calm = 0 if damage else self._calm + 1
 
     def _grant(self, ms: float) -> None:
-        """Let the page's time pass; it stands still while requests are under way."""
-        began = time.monotonic()
-        policy, granted_at = "pauseIfNetworkFetchesPending", 0.0
+        """Let the page's time pass; it stands still while requests are under way that do not stay open."""
+        activity, began, granted_s, document = self.activity, time.monotonic(), 0.0, 0
+        policy = "advance" if activity.has_open() else "pauseIfNetworkFetchesPending"
         while True:
             now = time.monotonic()
-            if now - granted_at > STUCK_S and (granted_at == 0.0 or not self._is_busy()):
-                self._activity.expired.clear()
-                self._set_time(policy, ms)
-                granted_at, policy = now, "advance"
-            if self._activity.expired.wait(POLL_S * 5):
+            # What was granted is lost if the page goes to another document meanwhile.
+            patience_s = LOST_S if activity.documents != document else STUCK_S
+            if granted_s == 0.0 or (now - granted_s > patience_s and not activity.is_busy()):
+                activity.expired.clear()
+                try:
+                    self._set_time(policy, ms)
+                    granted_s, document = now, activity.documents
+                    policy = "advance"
+                except DocumentLeftError:
+                    time.sleep(POLL_S)
+            if activity.expired.wait(5 * POLL_S):
                 break
             leave_if_given_up()
             self._attend()
             if now - began > self.rules.deadline_s:
-                raise EnvError(f"the page's time did not pass in {self.rules.deadline_s:g} s")
+                raise EnvError(
+                    f"the page hangs: its time did not pass in {self.rules.deadline_s:g} s"
+                )
         self._passed_ms += ms
 
     def _set_time(self, policy: str, ms: float, **more: object) -> None:
@@ -259,17 +238,10 @@ class Tab:
         with self._browser.drawing():
             return self._answers(Call("HeadlessExperimental.beginFrame", params))[0]
 
-    def _is_busy(self) -> bool:
-        """Return True if a request or a document is under way that does not stay open for long."""
-        now = time.monotonic()
-        with self._activity.lock:
-            until = [request.waited_for_s for request in self._activity.requests.values()]
-            until += [began + LONG_REQUEST_S for began in self._activity.frames.values()]
-        return any(at > now for at in until)
-
     def _await_requests(self, until: float) -> bool:
         """Wait until nothing is under way; return False if something still is at `until`."""
-        while self._is_busy():
+        while self.activity.is_busy():
+            self._calm = 0
             if time.monotonic() > until:
                 return False
             time.sleep(POLL_S)
@@ -327,8 +299,7 @@ class Tab:
                 self._answers(
                     evaluation("0")
                 )  # a drag that the moves began has been reported after it
-            with self._activity.lock:
-                self._drag, self._activity.drag = self._activity.drag, None
+            self._drag = self.activity.take_drag()
             if self._drag:
                 self._drag_event("dragEnter", call)
         if not self._drag:
@@ -377,7 +348,7 @@ class Tab:
         self._attend_windows()
         while True:
             try:
-                method, params = self._activity.asked.popleft()
+                method, params = self.activity.questions.popleft()
             except IndexError:
                 return
             if method == "Page.javascriptDialogOpening":
@@ -385,7 +356,7 @@ class Tab:
                 answer = {"accept": accept}
                 if params["type"] == "prompt" and accept:
                     answer["promptText"] = params.get("defaultPrompt", "")
-                self.session.begin([Call("Page.handleJavaScriptDialog", answer)])
+                self.session.begin([Call("Page.handleJavaScriptDialog", answer)]).close()
             elif method == "Page.fileChooserOpened":
                 node = params.get("backendNodeId")
                 if node is not None and self.rules.uploads:
@@ -393,84 +364,7 @@ class Tab:
                     if params.get("mode") == "selectSingle":
                         chosen = chosen[:1]
                     given = {"files": chosen, "backendNodeId": node}
-                    self.session.begin([Call("DOM.setFileInputFiles", given)])
-
-    # --- events ---
-
-    def _hear(self, method: str, params: CdpResult) -> None:
-        """Note an event of the page; called in the thread that reads, so that it only writes down."""
-        activity = self._activity
-        match method:
-            case "Emulation.virtualTimeBudgetExpired":
-                activity.expired.set()
-            case "Network.requestWillBeSent":
-                if params.get("type") != "EventSource":
-                    now = time.monotonic()
-                    with activity.lock:
-                        activity.requests[params["requestId"]] = _Request(now, now + LONG_REQUEST_S)
-                        activity.addresses[params["requestId"]] = params["request"]["url"]
-            case "Network.dataReceived":
-                self._answer_goes_on(params["requestId"])
-            case "Network.responseReceived":
-                self._answer_goes_on(params["requestId"])
-                status, address = params["response"]["status"], params["response"]["url"]
-                if status >= 400:
-                    self._note("request", f"status {status}", address)
-            case "Network.loadingFinished" | "Network.loadingFailed":
-                with activity.lock:
-                    activity.requests.pop(params["requestId"], None)
-                    address = activity.addresses.pop(params["requestId"], "")
-                if method.endswith("Failed") and not params.get("canceled"):
-                    self._note("request", params.get("errorText", "failed"), address)
-            case "Page.frameRequestedNavigation" | "Page.frameStartedLoading":
-                self._loading_begins(params["frameId"])
-            case "Page.frameStoppedLoading" | "Page.frameDetached":
-                self._loading_ends(params["frameId"])
-            case "Page.javascriptDialogOpening":
-                self._note("dialog", f"{params['type']}: {params['message']}", params["url"])
-                activity.asked.append((method, params))
-            case "Page.fileChooserOpened":
-                given = ", ".join(self.rules.uploads) or "cancelled"
-                self._note("file", f"file picker: {given}")
-                activity.asked.append((method, params))
-            case "Input.dragIntercepted":
-                activity.drag = params["data"]
-            case "Runtime.exceptionThrown":
-                details = params["exceptionDetails"]
-                text = details.get("exception", {}).get("description") or details.get("text", "")
-                self._note("exception", text, details.get("url", ""))
-            case "Runtime.consoleAPICalled":
-                if params["type"] in ("error", "warning", "assert"):
-                    text = " ".join(map(_argument, params["args"]))
-                    self._note("console", f"{params['type']}: {text}")
-            case "Log.entryAdded":
-                entry = params["entry"]
-                if entry["level"] == "error" and entry["source"] != "network":
-                    self._note("console", f"error: {entry['text']}", entry.get("url", ""))
-
-    def _note(self, kind: EventKind, text: str, address: str = "") -> None:
-        event = PageEvent(kind, " ".join(text.split())[:LONGEST_EVENT], address[:LONGEST_EVENT])
-        with self._activity.lock:
-            self._activity.events.append(event)
-
-    def note(self, kind: EventKind, text: str, address: str = "") -> None:
-        """Keep an event beside the page's own ones."""
-        self._note(kind, text, address)
-
-    def _answer_goes_on(self, request_id: str) -> None:
-        """Note that bytes of an answer have come."""
-        with self._activity.lock:
-            if request := self._activity.requests.get(request_id):
-                until = time.monotonic() + ANSWERED_S
-                request.waited_for_s = min(until, request.began_s + LONG_REQUEST_S)
-
-    def _loading_begins(self, frame: str) -> None:
-        with self._activity.lock:
-            self._activity.frames.setdefault(frame, time.monotonic())
-
-    def _loading_ends(self, frame: str) -> None:
-        with self._activity.lock:
-            self._activity.frames.pop(frame, None)
+                    self.session.begin([Call("DOM.setFileInputFiles", given)]).close()
 
 
 def _by_moves(calls: Sequence[Call]) -> list[list[Call]]:
@@ -484,13 +378,15 @@ def _by_moves(calls: Sequence[Call]) -> list[list[Call]]:
     return groups
 
 
+def _by_strokes(calls: Sequence[Call]) -> list[list[Call]]:
+    """Return the commands that type a text in groups, one for each character."""
+    strokes: list[list[Call]] = [[]]
+    for call in calls:
+        strokes[-1].append(call)
+        if call.params.get("type") == "keyUp" or call.method == "Input.insertText":
+            strokes.append([])
+    return [stroke for stroke in strokes if stroke]
+
+
 def _is_move(call: Call) -> bool:
     return call.params.get("type") == "mouseMoved"
-
-
-def _argument(value: CdpResult) -> str:
-    """Return an argument of the console as text."""
-    if "value" in value:
-        inner = value["value"]
-        return inner if isinstance(inner, str) else json.dumps(inner)
-    return str(value.get("description", value.get("type", "")))

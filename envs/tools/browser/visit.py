@@ -10,18 +10,24 @@ from __future__ import annotations
 import queue
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from bus.errors import EnvError
-from envs.contract.actions import Action
+from envs.contract.actions import Action, KeyPress
+from envs.contract.queueing import leave_if_given_up
+from envs.tools.browser.activity import PageEvent
 from envs.tools.browser.cdp import CdpResult, Chromium
 from envs.tools.browser.process import resolving
-from envs.tools.browser.tab import PageEvent, Tab, TabRules
+from envs.tools.browser.tab import POLL_S, Tab, TabRules
+from envs.tools.inputs import canonical
 
 MOST_TABS = 8
+_MOVES = {("alt", "left"): -1, ("alt", "right"): 1, ("f5",): 0, ("ctrl", "r"): 0}
+"""Keys of the browser -> the entries of its history to go forward; 0 loads the page anew."""
 NOWHERE = "http://nowhere.invalid:1"
 """The proxy of all hosts but the named ones: its name resolves to nothing, so that every request fails."""
 
@@ -59,6 +65,8 @@ class Visit:
         self._tabs: list[Tab] = []
         self._old_events: list[PageEvent] = []
         self._context = ""
+        self._crashed = False
+        self._downloading: set[str] = set()  # the downloads that are not complete
         self._attached: queue.SimpleQueue[CdpResult] = queue.SimpleQueue()  # pages that wait for us
         try:
             browser.listen("", self._hear)
@@ -86,6 +94,7 @@ class Visit:
                 behavior="allow",
                 browserContextId=context,
                 downloadPath=str(self.downloads),
+                eventsEnabled=True,
             )
             self._open_first()
         except BaseException:
@@ -94,11 +103,13 @@ class Visit:
 
     @property
     def tab(self) -> Tab:
-        """The page that is shown: the newest one that is open."""
+        """The page that is shown: the newest one that is open. Raises EnvError if a page has crashed."""
         while len(self._tabs) > 1 and not self._tabs[-1].lives:
             closed = self._tabs.pop()
             self._old_events += closed.take_events()
             closed.close()
+        if self._crashed:
+            raise EnvError("the page crashed")
         return self._tabs[-1]
 
     def open(self, address: str) -> None:
@@ -110,26 +121,61 @@ class Visit:
         self.tab.open(address)
 
     def settle(self, least_ms: float, most_ms: float, patience_s: float) -> bool:
-        """Wait until the page that is shown is still, also if that becomes another one meanwhile."""
+        """Wait until the page that is shown is still, also if that becomes another one meanwhile.
+
+        Downloads are waited for, too, for `patience_s` at most.
+        """
+        until = time.monotonic() + patience_s
         while True:
             tab = self.tab
             try:
                 still = tab.settle(least_ms, most_ms, patience_s)
             except EnvError:
-                if tab.lives or tab is self._tabs[0]:
+                if not self._has_closed(tab):
                     raise
                 still = False
             if tab is self.tab:
-                return still
+                break
+        while self._downloading and time.monotonic() < until:
+            time.sleep(POLL_S)
+            leave_if_given_up()
+        return still and not self._downloading
 
     def act(self, action: Action) -> None:
-        """Perform an action in the page that is shown."""
+        """Perform an action in the page that is shown.
+
+        Some keys are the browser's: alt+left and alt+right go back and forward, f5 and ctrl+r load the page
+        anew.
+        """
         tab = self.tab
         try:
-            tab.act(action)
+            if isinstance(action, KeyPress) and (
+                move := _MOVES.get(tuple(map(canonical, action.keys)))
+            ):
+                self._move(tab, move)
+            else:
+                tab.act(action)
         except EnvError:
-            if tab.lives or tab is self._tabs[0]:
-                raise  # a window that was closed by the action is no fault
+            if not self._has_closed(tab):
+                raise
+
+    def _has_closed(self, tab: Tab) -> bool:
+        """Return True if a window has closed itself, which is no fault; the first page must stay."""
+        return not (self._crashed or self.browser.end_reason or tab.lives or tab is self._tabs[0])
+
+    def _move(self, tab: Tab, move: int) -> None:
+        """Go so many entries forward in the history of a page; 0 loads it anew."""
+        if move == 0:
+            tab.session.call("Page.reload")
+            return
+        history = tab.session.call("Page.getNavigationHistory")
+        first = (
+            1 if tab is self._tabs[0] else 0
+        )  # before it is the empty page that was there at first
+        at = history["currentIndex"] + move
+        if first <= at < len(history["entries"]):
+            entry = history["entries"][at]["id"]
+            tab.session.call("Page.navigateToHistoryEntry", entryId=entry)
 
     def look(self) -> bytes:
         """Return a screenshot of the page that is shown."""
@@ -169,9 +215,18 @@ class Visit:
         tab.session.call("Runtime.evaluate", expression=EMPTY_CLIPBOARD, userGesture=True)
 
     def _hear(self, method: str, params: CdpResult) -> None:
-        is_ours = params.get("targetInfo", {}).get("browserContextId") == self._context
-        if method == "Target.attachedToTarget" and is_ours:
-            self._attached.put(params)
+        """Note an event of the browser; called in the thread that reads."""
+        match method:
+            case "Target.attachedToTarget":
+                if params["targetInfo"].get("browserContextId") == self._context:
+                    self._attached.put(params)
+            case "Target.targetCrashed":
+                self._crashed = True
+            case "Browser.downloadWillBegin":
+                self._downloading.add(params["guid"])
+                self._tabs[-1].activity.note("download", params["suggestedFilename"], params["url"])
+            case "Browser.downloadProgress" if params["state"] != "inProgress":
+                self._downloading.discard(params["guid"])
 
     def _attend(self) -> None:
         """Show a window that a page has opened."""
@@ -183,9 +238,9 @@ class Visit:
         session = self.browser.adopt(info["targetId"], params["sessionId"])
         if len(self._tabs) >= MOST_TABS:
             self.browser.call("Target.closeTarget", targetId=info["targetId"])
-            opener.note("tab", f"closed at once: {MOST_TABS} pages are open", info["url"])
+            opener.activity.note("tab", f"closed at once: {MOST_TABS} pages are open", info["url"])
             return
-        opener.note("tab", "opened", info["url"])
+        opener.activity.note("tab", "opened", info["url"])
         self._tabs.append(Tab(session, self.rules, self._attend))
 
 

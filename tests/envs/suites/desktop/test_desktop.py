@@ -47,7 +47,7 @@ try:
 except MissingPartError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
-from envs.suites.desktop.draws import draw, fill
+from envs.tools.draws import draw, fill
 from envs.suites.desktop.env import DesktopEnv, filled
 from envs.suites.desktop.getters import GETTERS, METRICS
 from envs.suites.desktop.host_resources import FOLDER_PREFIX, find_programs
