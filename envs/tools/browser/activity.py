@@ -17,7 +17,7 @@ from envs.tools.browser.cdp import CdpResult
 
 LONG_REQUEST_S = 3.0
 """Seconds after which a request is one that stays open (a long poll, a stream), for which nothing waits."""
-ANSWERED_S = 0.1
+ANSWERED_S = 0.05
 """Seconds after the last bytes of an answer for which its request is waited for: the end of an answer that the
 page does not read is reported only once the page's time passes."""
 SOCKET_S = (
@@ -51,6 +51,7 @@ class _Request:
     waited_for_s: float  # until when nothing goes on without it
     began_s: float = 0.0
     streams: bool = False  # whether it is known to stay open
+    answered: bool = False
 
 
 class PageActivity:
@@ -117,7 +118,16 @@ class PageActivity:
         """Return True if a request stays open, so that the page's time must not stand still for it."""
         oldest = time.monotonic() - LONG_REQUEST_S
         with self._lock:
-            return any(each.streams or each.began_s < oldest for each in self._requests.values())
+            requests = list(self._requests.values())
+        return any(each.streams or each.began_s < oldest for each in requests) or self.has_unread()
+
+    def has_unread(self) -> bool:
+        """Return True if a request is answered and only the page, which may not read it, keeps it open."""
+        now = time.monotonic()
+        with self._lock:
+            return any(
+                each.answered and each.waited_for_s < now for each in self._requests.values()
+            )
 
     def take_events(self) -> list[PageEvent]:
         """Return the events since the last call; of many only the last ones."""
@@ -188,6 +198,7 @@ class PageActivity:
             if request is not None and not request.streams:
                 until = time.monotonic() + ANSWERED_S
                 request.waited_for_s = min(until, request.began_s + LONG_REQUEST_S)
+                request.answered = True
 
 
 def _argument(value: CdpResult) -> str:

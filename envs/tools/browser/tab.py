@@ -145,6 +145,7 @@ class Tab:
             sent_before = self.activity.sent
             self._perform([call for stroke in strokes[:at_once] for call in stroke])
             del strokes[:at_once]
+            self._frame()  # until then the page does nothing about answers
             self._pass(FRAME_MS)
             self._await_requests(until)
             at_once = 1 if self.activity.sent > sent_before else 4 * at_once
@@ -199,8 +200,10 @@ class Tab:
         policy = "advance" if activity.has_open() else "pauseIfNetworkFetchesPending"
         while True:
             now = time.monotonic()
-            # What was granted is lost if the page goes to another document meanwhile.
-            patience_s = LOST_S if activity.documents != document else STUCK_S
+            # What was granted is lost if the page goes to another document meanwhile, and stands still for an
+            # answer that the page does not read.
+            is_lost = activity.documents != document or activity.has_unread()
+            patience_s = LOST_S if is_lost else STUCK_S
             if granted_s == 0.0 or (now - granted_s > patience_s and not activity.is_busy()):
                 activity.expired.clear()
                 try:
