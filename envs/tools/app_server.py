@@ -44,12 +44,13 @@ def end():
     except ProcessLookupError:
         pass
 def watch():
-    sys.stdin.buffer.read()
+    while os.read(0, 1):
+        pass
     end()
 threading.Thread(target=watch, daemon=True).start()
 code = child.wait()
 end()
-sys.exit(code if code >= 0 else 128 - code)
+os._exit(code if code >= 0 else 128 - code)
 """
 """The program between dart and the server: once dart has ended, also by `kill -9`, it ends the server."""
 
@@ -156,8 +157,12 @@ class AppServer:
         for tries_left in reversed(range(STARTS)):
             self.end()
             self._launch()
-            if self._answers(address.replace("{port}", str(self.port)), may_end=tries_left > 0):
-                return
+            try:
+                if self._answers(address.replace("{port}", str(self.port)), may_end=tries_left > 0):
+                    return
+            except BaseException:
+                self.end()
+                raise
 
     def why_down(self) -> str:
         """Return how the server ended, with the last line that it wrote; empty while it runs."""

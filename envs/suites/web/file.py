@@ -89,6 +89,8 @@ def read_file(path: Path) -> WebFile:
         application = Application.model_validate(raw)
     except ValidationError as error:
         raise TaskError(f"{path}: {_problem(error, raw)}") from None
+    except TaskError as error:  # of `size`
+        raise TaskError(f"{path}: {error}") from None
     try:
         _check_names(application)
         contents = {text: _content(path.parent / text[1:], text) for text in _referred(application)}
@@ -101,29 +103,31 @@ def read_file(path: Path) -> WebFile:
 
 
 def _problem(error: ValidationError, raw: Mapping[str, Any]) -> str:
-    """Return the first mistake in one line: the task, the key, the fix."""
-    first = error.errors(include_url=False)[0]
-    place, last = _place(first["loc"], raw)
+    """Return one mistake in one line: the task, the key, the fix. A key that does not exist comes first."""
+    errors = error.errors(include_url=False)
+    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
+    loc = [part for part in first["loc"] if not (isinstance(part, str) and _TAG.match(part))]
+    # A mistake in a table as a whole has the place of the table, any other one the place of its key.
+    key = loc.pop() if loc and isinstance(loc[-1], str) else ""
+    place = _place(loc, raw)
     if first["type"] == "extra_forbidden":
-        names = _names_at(first["loc"][:-1])
-        near = difflib.get_close_matches(last, names, 1, 0.5)
+        names = _names_at(loc)
+        near = difflib.get_close_matches(str(key), names, 1, 0.5)
         fix = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"
-        return f"{place}: {last!r} is no key; {fix}"
+        return f"{place}: {key!r} is no key; {fix}"
     if first["type"] == "missing":
-        return f"{place}: {last} is missing"
-    message = first_problem(error, depth=0)
-    message = message.removeprefix("it: ").removeprefix("it ")
-    key = last if isinstance(first["loc"][-1], str) and last not in ("tasks",) else ""
-    if first["type"] == "value_error" and place.endswith(f".{last}"):
-        key = ""
-    return f"{place}: {key and f'{key}: '}{message}".replace(": :", ":")
+        return f"{place}: {key} is missing"
+    message = first_problem(error, depth=0).removeprefix("it: ").removeprefix("it ")
+    return f"{place}: {key}: {message}" if key else f"{place}: {message}"
 
 
-def _place(loc: Sequence[int | str], raw: Mapping[str, Any]) -> tuple[str, str]:
-    """Return where a mistake is, e.g. `task 'move-card', check[1]`, and the last key of its place."""
-    parts: list[str] = []
-    rest = [part for part in loc if part not in _UNION_TAGS]
-    last = str(rest[-1]) if rest else "it"
+_TAG = re.compile(r"(constrained|function|nullable)-|(list|dict|tuple)\[|(str|int|float|bool)$")
+"""What pydantic puts into the place of a mistake for each type of a union."""
+
+
+def _place(loc: Sequence[int | str], raw: Mapping[str, Any]) -> str:
+    """Return the place of a table, e.g. `task 'move-card', check[1]`."""
+    parts, rest = [], list(loc)
     if len(rest) >= 2 and rest[0] == "tasks" and isinstance(rest[1], int):
         tasks = raw.get("tasks")
         task = tasks[rest[1]] if isinstance(tasks, list) and rest[1] < len(tasks) else {}
@@ -131,16 +135,11 @@ def _place(loc: Sequence[int | str], raw: Mapping[str, Any]) -> tuple[str, str]:
         parts.append(f"task {name!r}" if isinstance(name, str) else f"tasks[{rest[1]}]")
         rest = rest[2:]
     within = ""
-    for part in rest[:-1] if rest and isinstance(rest[-1], str) else rest:
+    for part in rest:
         within += f"[{part}]" if isinstance(part, int) else f"{'.' if within else ''}{part}"
     if within:
         parts.append(within)
-    return ", ".join(parts) or "the file", last
-
-
-_UNION_TAGS = frozenset(
-    {"dict[str,any]", "constrained-str", "list[constrained-str]", "function-before"}
-)
+    return ", ".join(parts) or "the file"
 
 
 def _names_at(loc: Sequence[int | str]) -> list[str]:
