@@ -39,6 +39,7 @@ class GuiOptions:
     )
     patience_s: float = 10.0  # seconds after which requests of a step are not waited for
     deadline_s: float = 20.0  # the longest answer of the page or the browser
+    phone: str = ""  # as in TabRules
 
 
 class BrowserGui:
@@ -91,6 +92,7 @@ class BrowserGui:
             seed=seed,
             accepts_dialogs=accepts_dialogs,
             uploads=tuple(uploads),
+            phone=options.phone,
         )
         self._visits += 1
         try:

@@ -58,6 +58,8 @@ class TabRules:
     seed: int = 0  # of the page's own random numbers
     accepts_dialogs: bool = True  # whether confirm and prompt are answered with OK
     uploads: tuple[str, ...] = ()  # the files that a file picker gets; none: it is cancelled
+    phone: str = ""
+    """The user agent of a phone with a touch screen, and with no scroll bars; empty: a computer with a mouse."""
 
 
 class Tab:
@@ -338,10 +340,21 @@ class Tab:
             ),
             Call(
                 "Emulation.setDeviceMetricsOverride",
-                {"width": width, "height": height, "deviceScaleFactor": 0, "mobile": False},
+                {
+                    "width": width,
+                    "height": height,
+                    "deviceScaleFactor": 0,
+                    "mobile": bool(rules.phone),
+                },
             ),
-            Call("Runtime.runIfWaitingForDebugger", {}),
         ]
+        if rules.phone:
+            calls += [
+                Call("Emulation.setUserAgentOverride", {"userAgent": rules.phone}),
+                Call("Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 5}),
+                Call("Emulation.setScrollbarsHidden", {"hidden": True}),
+            ]
+        calls.append(Call("Runtime.runIfWaitingForDebugger", {}))
         self._answers(*calls)
         began_s = rules.began_s or time.time()
         self._set_time("pause", 0.0, initialVirtualTime=began_s)
