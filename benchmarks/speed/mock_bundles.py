@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.contract.actions import Action, Click, Drag, KeyPress, Type
+from envs.contract.actions import Action, Click, Drag, KeyPress, Type, action_to_dict
 
 SETUP = '''"""Write the first state of a session and open it."""
 import subprocess
@@ -245,6 +245,7 @@ def files_of(task: Sound) -> dict[str, str]:
         "task.json": json.dumps(about, indent=2),
         "initial_setup.py": SETUP.format(app=app, patch=_set(task.patch) if task.injects else ""),
         "reward.py": REWARD.format(app=app, check=task.check),
+        "actions.json": json.dumps([action_to_dict(action) for action in task.actions]),
     }
 
 

@@ -26,12 +26,15 @@ from functools import cached_property
 from pathlib import Path
 
 from bus.error_texts import one_line
-from bus.errors import TaskError
+from bus.errors import ActionError, TaskError
+from envs.contract.actions import Action, action_from_dict
 
 WEBSITES = ("hub/websites", "websites")
 TASKS = "cua_gym_tasks"
 SUFFIX = "_mock"
 SETUP, REWARD = "initial_setup.py", "reward.py"
+SOLUTION = "actions.json"
+"""A list of actions that do the task, as a person did it. Bundles of CUA-Gym have none; add your own."""
 SID_FILE = "/tmp/task_web_sid"  # noqa: S108 - as the programs write it
 """Where the programs of a bundle hand the id of their session to each other."""
 SID = "__CUA_GYM_SID__"
@@ -94,6 +97,7 @@ class Bundle:
     setup: str
     reward: str
     mocks: tuple[str, ...]  # that its programs name, the first one first
+    solution: tuple[Action, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -165,7 +169,19 @@ def _read(folder: Path, hub: Hub) -> Bundle:
             raise _BrokenError(f"{name} cannot be compiled: {one_line(error)}") from None
     if "REWARD:" not in reward:
         raise _BrokenError(f"{REWARD} prints no line `REWARD: NUMBER`")
-    return Bundle(folder.name, folder, instruction.strip(), setup, reward, mocks)
+    solution = _solution(_text(folder, SOLUTION, optional=True))
+    return Bundle(folder.name, folder, instruction.strip(), setup, reward, mocks, solution)
+
+
+def _solution(text: str) -> tuple[Action, ...]:
+    """Return the actions of a solution's file. Raises _BrokenError."""
+    try:
+        values = json.loads(text) if text else []
+        if not isinstance(values, list):
+            raise _BrokenError(f"{SOLUTION} is no list of actions")
+        return tuple(action_from_dict(value) for value in values)
+    except (ValueError, ActionError) as error:
+        raise _BrokenError(f"{SOLUTION}: {one_line(error)}") from None
 
 
 def _text(folder: Path, name: str, *, optional: bool = False) -> str:

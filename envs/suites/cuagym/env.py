@@ -15,11 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bus.errors import EnvError
+from bus.errors import EnvError, NoOracleError
 from envs.contract.actions import Action, Answer, Done, Fail
 from envs.contract.base import Observation, Verdict, task_of
 from envs.contract.elements import Element, ScreenState, elements_of, state_of
-from envs.suites.cuagym.bundles import REWARD, SETUP, SUFFIX, Bundle, Hub, fill, reward_of
+from envs.suites.cuagym.bundles import (
+    REWARD,
+    SETUP,
+    SOLUTION,
+    SUFFIX,
+    Bundle,
+    Hub,
+    fill,
+    reward_of,
+)
 from envs.suites.cuagym.programs import ProgramResult, Programs
 from envs.tools.app_server import ask
 from envs.tools.browser.accessibility import read_page, route_of
@@ -72,6 +81,7 @@ class CuagymEnv:
         self._program_s = program_s
         self._session: _Session | None = None
         self._verdict: Verdict | None = None  # on the present state, once it was evaluated
+        self._played: list[Action] = []
         self._over = True
         self._closed = False
 
@@ -95,7 +105,7 @@ class CuagymEnv:
         addresses = self._addresses(session)
         self._gui.open(addresses[0])
         self._look_blank(addresses[0])
-        self._verdict, self._over = None, False
+        self._verdict, self._over, self._played = None, False, []
         info = {"instruction": _instruction(session), "app_log": self._log()}
         return self._gui.look(), info
 
@@ -104,6 +114,7 @@ class CuagymEnv:
         if self._over:
             raise EnvError("the episode is over; call reset before the next step")
         self._verdict = None
+        self._played.append(action)
         observation = self._gui.perform(action)
         if isinstance(action, Fail):
             self._verdict = Verdict("fail", "the policy said that the task cannot be done")
@@ -119,6 +130,20 @@ class CuagymEnv:
             result = self._run(REWARD, self._session.bundle.reward, skip_sleep=False)
             self._verdict = _verdict(result)
         return self._verdict
+
+    def oracle_action(self) -> Action:
+        """Return the next action of the solution that the bundle has.
+
+        Raises NoOracleError if it has none, EnvError if other actions have been played.
+        """
+        if self._session is None:
+            raise EnvError("no episode is being played; call reset first")
+        solution, played = self._session.bundle.solution, self._played
+        if not solution:
+            raise NoOracleError(f"{self._session.bundle.id} has no {SOLUTION}")
+        if tuple(played) != solution[: len(played)]:
+            raise EnvError(f"the solution of {self._session.bundle.id} begins with other actions")
+        return Done() if len(played) == len(solution) else solution[len(played)]
 
     def elements(self) -> list[Element]:
         """Return the elements that can be seen and reached. Raises EnvError."""
