@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bus.errors import EnvError
 from envs.contract.queueing import leave_if_given_up
@@ -133,7 +133,7 @@ class AppServer:
         self._place = place
         self._start_s = start_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        self._log: IO[bytes] | None = None  # what the server writes
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self.port = 0
         self.starts = 0
@@ -164,15 +164,24 @@ class AppServer:
                 self.end()
                 raise
 
-    def why_down(self) -> str:
-        """Return how the server ended, with the last line that it wrote; empty while it runs."""
+    def why_down(self, patience_s: float = 0.0) -> str:
+        """Return how the server ended, with the last line that it wrote; empty while it runs.
+
+        Its end is waited for, for `patience_s`: a connection that it closed may be noticed before it.
+        """
         process = self._process
-        if process is None or process.poll() is None:
+        if process is None:
             return ""
-        return f"the server ended with exit code {process.returncode}{self.last_line()}"
+        try:
+            code = process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f"the server ended with exit code {code}{self.last_line()}"
 
     def last_line(self) -> str:
         """Return the last line that the server wrote, as the end of a sentence; empty if there is none."""
+        if self._log is None:
+            return ""
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - _LOG_TAIL))
         lines = self._log.read().decode("utf-8", "replace").split("\n")
@@ -197,10 +206,14 @@ class AppServer:
     def close(self) -> None:
         """Kill the server and forget what it wrote."""
         self.end()
-        self._log.close()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def _launch(self) -> None:
         self.starts += 1
+        if self._log is None:
+            self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._log.seek(0)
         self._log.truncate()
         self._scratch = tempfile.TemporaryDirectory(prefix="dart-app-", ignore_cleanup_errors=True)

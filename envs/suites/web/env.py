@@ -38,6 +38,8 @@ from envs.tools.browser.process import find_chromium
 
 logger = logging.getLogger(__name__)
 
+ENDING_S = 0.5  # for which the end of the server is waited for once something has failed
+
 
 class WebEnv:
     """Plays the tasks of one file. See envs.contract.base.GuiEnv for the contract."""
@@ -212,7 +214,7 @@ class WebEnv:
 
     def _explained(self, error: Exception) -> EnvError:
         """Return an error together with how the server ended, if it did."""
-        why = self._server.why_down() if self._server is not None else ""
+        why = self._server.why_down(ENDING_S) if self._server is not None else ""
         return EnvError(f"{error} ({why})" if why else str(error))
 
     def _playing(self) -> Scene:
@@ -274,8 +276,8 @@ class WebSuite:
         check_command(self._file)
 
     def longest_reset_s(self, *, deadline_s: float = 20.0) -> float:
-        """Return the seconds that a reset may take: a start of the server, and the page's first answers."""
-        return 3 * deadline_s + (
+        """Return the seconds that a reset may take: the start of the server, and the page's first answer."""
+        return deadline_s + (
             self._file.application.start_s if self._file.application.start else 0.0
         )
 

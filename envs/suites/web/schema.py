@@ -312,7 +312,7 @@ class Application(_Table):
 
     url: _Text
     start: list[_Text] = Field(default_factory=list)
-    start_s: Annotated[float, Field(gt=0)] = 60.0
+    start_s: Annotated[float, Field(gt=0)] = 30.0
     fresh: Annotated[bool, Field(strict=True)] = False
     """Whether the server starts anew for each episode."""
     ready: _Text | None = None

@@ -64,6 +64,7 @@ class PageActivity:
         """Events that must be answered: dialogs and file pickers."""
         self.sent = 0  # requests so far
         self.documents = 0  # how many the page has shown
+        self.moves = 0  # how often its address has changed or was loaded anew
         self.document_status = 0  # of the answer with the page's document
         self._files = files_for_pickers
         self._lock = threading.Lock()
@@ -83,6 +84,9 @@ class PageActivity:
                 self.loading_ends(params["frameId"])
             case "Page.frameNavigated":
                 self.documents += "parentId" not in params["frame"]
+                self.moves += "parentId" not in params["frame"]
+            case "Page.navigatedWithinDocument":
+                self.moves += 1
             case "Page.javascriptDialogOpening":
                 self.note("dialog", f"{params['type']}: {params['message']}", params["url"])
                 self.questions.append((method, params))

@@ -5,7 +5,8 @@ TabRules    what every page of an episode gets: size, clock, answers to dialogs
 
 The page's clock is Chromium's virtual time (Emulation.setVirtualTimePolicy). It stands still while the policy
 thinks and while requests are under way, and otherwise runs as fast as the page computes. A page that asks its
-server for something is therefore at the same point of its time however slow server and host are.
+server for something is therefore at the same point of its time, to some 10 ms, however slow server and host
+are.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from envs.contract.actions import Action, Type
 from envs.contract.options import ImageEncoding
 from envs.contract.queueing import leave_if_given_up
 from envs.contract.screenshots import SCREEN_JPEG_QUALITY
-from envs.tools.browser.activity import PageActivity, PageEvent
+from envs.tools.browser.activity import LONG_REQUEST_S, PageActivity, PageEvent
 from envs.tools.browser.cdp import (
     Call,
     CdpResult,
@@ -42,6 +43,7 @@ WHEEL_FRAMES = 3  # after a turn of the wheel: the browser scrolls in the second
 POLL_S = 0.002
 LOST_S = 0.02  # without word of the time that was granted to a document that has been left
 STUCK_S = 0.5  # without an answer that needs no frame, after which frames are drawn for it
+EMPTY = "about:blank"  # the page that is there before the first address
 STARVATION = 10_000  # tasks that a page may run without its clock moving on
 
 
@@ -100,6 +102,24 @@ class Tab:
             raise EnvError(f"{address} cannot be loaded: {error}")
         if (status := self.activity.document_status) >= 400:
             raise EnvError(f"{address} has status {status}")
+
+    def move(self, entries: int) -> None:
+        """Go so many entries forward in the page's history; 0 loads it anew. Nothing lies beyond its ends."""
+        moves = self.activity.moves
+        if entries == 0:
+            self._answers(Call("Page.reload", {}))
+        else:
+            history = self._answers(Call("Page.getNavigationHistory", {}))[0]
+            at = history["currentIndex"] + entries
+            if not 0 <= at < len(history["entries"]) or history["entries"][at]["url"] == EMPTY:
+                return
+            entry = {"entryId": history["entries"][at]["id"]}
+            self._answers(Call("Page.navigateToHistoryEntry", entry))
+        until = time.monotonic() + LONG_REQUEST_S
+        while self.activity.moves == moves and time.monotonic() < until:
+            time.sleep(POLL_S)
+            leave_if_given_up()
+            self._attend()
 
     def settle(self, least_ms: float, most_ms: float, patience_s: float) -> bool:
         """Let `least_ms` of the page's time pass, and more until it is still, at most `most_ms`.

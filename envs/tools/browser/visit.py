@@ -66,6 +66,7 @@ class Visit:
         self._old_events: list[PageEvent] = []
         self._context = ""
         self._crashed = False
+        self._opening = 0  # windows that begin
         self._downloading: set[str] = set()  # the downloads that are not complete
         self._attached: queue.SimpleQueue[CdpResult] = queue.SimpleQueue()  # pages that wait for us
         try:
@@ -149,10 +150,9 @@ class Visit:
         """
         tab = self.tab
         try:
-            if isinstance(action, KeyPress) and (
-                move := _MOVES.get(tuple(map(canonical, action.keys)))
-            ):
-                self._move(tab, move)
+            keys = tuple(map(canonical, action.keys)) if isinstance(action, KeyPress) else ()
+            if keys in _MOVES:
+                tab.move(_MOVES[keys])
             else:
                 tab.act(action)
         except EnvError:
@@ -162,20 +162,6 @@ class Visit:
     def _has_closed(self, tab: Tab) -> bool:
         """Return True if a window has closed itself, which is no fault; the first page must stay."""
         return not (self._crashed or self.browser.end_reason or tab.lives or tab is self._tabs[0])
-
-    def _move(self, tab: Tab, move: int) -> None:
-        """Go so many entries forward in the history of a page; 0 loads it anew."""
-        if move == 0:
-            tab.session.call("Page.reload")
-            return
-        history = tab.session.call("Page.getNavigationHistory")
-        first = (
-            1 if tab is self._tabs[0] else 0
-        )  # before it is the empty page that was there at first
-        at = history["currentIndex"] + move
-        if first <= at < len(history["entries"]):
-            entry = history["entries"][at]["id"]
-            tab.session.call("Page.navigateToHistoryEntry", entryId=entry)
 
     def look(self) -> bytes:
         """Return a screenshot of the page that is shown."""
@@ -236,12 +222,21 @@ class Visit:
             return
         info, opener = params["targetInfo"], self._tabs[-1]
         session = self.browser.adopt(info["targetId"], params["sessionId"])
-        if len(self._tabs) >= MOST_TABS:
+        if len(self._tabs) + self._opening >= MOST_TABS:
+            # As long as it waits for a debugger, so does its opener, and it does not close.
+            session.call("Runtime.runIfWaitingForDebugger")
             self.browser.call("Target.closeTarget", targetId=info["targetId"])
             opener.activity.note("tab", f"closed at once: {MOST_TABS} pages are open", info["url"])
             return
         opener.activity.note("tab", "opened", info["url"])
-        self._tabs.append(Tab(session, self.rules, self._attend))
+        self._opening += 1
+        try:
+            tab = Tab(
+                session, self.rules, self._attend
+            )  # meanwhile its opener may open further ones
+        finally:
+            self._opening -= 1
+        self._tabs.append(tab)
 
 
 def reaches(address: str, hosts: Sequence[str]) -> bool:

@@ -40,9 +40,7 @@ ADDRESS = "http://127.0.0.1:{port}/"
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[AppServer]:
     (tmp_path / "server.py").write_text(SERVER)
-    server = AppServer(
-        [sys.executable, "server.py", "{port}", "{folder}"], tmp_path, start_s=600.0
-    )
+    server = AppServer([sys.executable, "server.py", "{port}", "{folder}"], tmp_path, start_s=600.0)
     yield server
     server.close()
 
@@ -93,7 +91,11 @@ def test_a_server_that_does_not_start_is_one_error_with_its_last_line(tmp_path: 
 
 
 def test_a_server_that_does_not_answer_is_one_error_and_is_ended(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import time; print('warming up', flush=True); time.sleep(3600)"]
+    command = [
+        sys.executable,
+        "-c",
+        "import time; print('warming up', flush=True); time.sleep(3600)",
+    ]
     server = AppServer(command, tmp_path, start_s=3.0)
     with pytest.raises(EnvError, match=r"no answer from http://127.0.0.1:\d+/ in 3 s"):
         server.start(ADDRESS)

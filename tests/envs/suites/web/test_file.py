@@ -134,7 +134,9 @@ def test_a_task_has_another_digest_once_its_check_or_a_file_that_it_names_change
     assert digest(FILE + FILE[FILE.index("[[tasks]]") :].replace('"move"', '"other"')) == base
 
 
-def test_a_body_may_have_a_file_in_it_and_a_text_that_begins_with_an_at_sign(tmp_path: Path) -> None:
+def test_a_body_may_have_a_file_in_it_and_a_text_that_begins_with_an_at_sign(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "start.json").write_text('{"cards": [1]}')
     (tmp_path / "note.txt").write_text("a note")
     path = tmp_path / "tasks.toml"

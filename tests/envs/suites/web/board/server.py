@@ -1,13 +1,13 @@
 """A small web application: a board of cards by session, with an HTTP interface to its state.
 
-    GET /?sid=S                 the page
-    GET /state?sid=S            {"cards": [{"title", "list"}], "users": [...], "notes": "..."}
-    POST /state?sid=S           replaces the state
-    POST /move?sid=S            {"title", "list"}: moves a card, as the page does
-    GET /slow?ms=N              answers late
-    GET /broken                 status 500
-    GET /die                    ends the server
-    GET /hang                   never answers
+GET /?sid=S                 the page
+GET /state?sid=S            {"cards": [{"title", "list"}], "users": [...], "notes": "..."}
+POST /state?sid=S           replaces the state
+POST /move?sid=S            {"title", "list"}: moves a card, as the page does
+GET /slow?ms=N              answers late
+GET /broken                 status 500
+GET /die                    ends the server
+GET /hang                   never answers
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -103,7 +104,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     port = parser.parse_args().port
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    print(f"board at port {port}", flush=True)
+    sys.stderr.write(f"board at port {port}\n")
     server.serve_forever()
 
 
