@@ -66,7 +66,9 @@ class Sound:
     check: str
     actions: Sequence[Action]
     patch: str = ""  # of the first state
-    injects: bool = True  # False: the mock makes its first state itself, whose ids are new in each session
+    injects: bool = (
+        True  # False: the mock makes its first state itself, whose ids are new in each session
+    )
 
 
 def _mail(subject: str, condition: str) -> str:
@@ -206,23 +208,41 @@ MOCKS = tuple(dict.fromkeys(f"{task.app}_mock" for task in TASKS))
 BLANK_MOCK = "uber_eats_mock"  # shows nothing, in the release that was tried
 
 _REWARD_1 = REWARD.format(app="GMAIL", check="score = 1.0")
-_FOREIGN = SETUP.format(app="GMAIL", patch=_set('requests.get("http://example.com/mails.json", timeout=5)'))
+_FOREIGN = SETUP.format(
+    app="GMAIL", patch=_set('requests.get("http://example.com/mails.json", timeout=5)')
+)
 _BLANK = SETUP.format(app="UBER_EATS", patch="")
 
 BROKEN: Mapping[str, tuple[dict[str, str], str]] = {
     "reward-empty": ({"reward.py": " \n"}, "missing or empty"),
-    "reward-syntax": ({"reward.py": "BASE = '__CUA_GYM_GMAIL_URL__'\nprint('REWARD: 1.0'\n"}, "compiled"),
+    "reward-syntax": (
+        {"reward.py": "BASE = '__CUA_GYM_GMAIL_URL__'\nprint('REWARD: 1.0'\n"},
+        "compiled",
+    ),
     "reward-silent": ({"reward.py": "BASE = '__CUA_GYM_GMAIL_URL__'\nscore = 1.0\n"}, "REWARD"),
     "reward-crash": ({"reward.py": f"{_REWARD_1}raise SystemExit(3)\n"}, "exit status 3"),
-    "reward-judge": ({"reward.py": f"from reward_judge import call_llm_judge\n{_REWARD_1}"}, "model as a judge"),
+    "reward-judge": (
+        {"reward.py": f"from reward_judge import call_llm_judge\n{_REWARD_1}"},
+        "model as a judge",
+    ),
     "reward-always": ({"reward.py": _REWARD_1}, "reset"),
     "setup-foreign": ({"initial_setup.py": _FOREIGN}, "example.com"),
     "setup-program": (
-        {"initial_setup.py": SETUP.format(app="GMAIL", patch=_set('subprocess.run(["libreoffice", "a.ods"])'))},
+        {
+            "initial_setup.py": SETUP.format(
+                app="GMAIL", patch=_set('subprocess.run(["libreoffice", "a.ods"])')
+            )
+        },
         "libreoffice",
     ),
     "mock-missing": ({"reward.py": _REWARD_1.replace("GMAIL", "CARRIER_PIGEON")}, "carrier_pigeon"),
-    "page-blank": ({"initial_setup.py": _BLANK, "reward.py": REWARD.format(app="UBER_EATS", check="score = 0.0")}, "blank"),
+    "page-blank": (
+        {
+            "initial_setup.py": _BLANK,
+            "reward.py": REWARD.format(app="UBER_EATS", check="score = 0.0"),
+        },
+        "blank",
+    ),
     "no-instruction": ({"task.json": json.dumps({"id": "x", "instruction": "  "})}, "instruction"),
 }
 
@@ -236,7 +256,10 @@ def files_of(task: Sound) -> dict[str, str]:
         "instruction": task.instruction,
         "app_type": f"{task.app}_mock",
         "config": [
-            {"type": "download", "parameters": {"files": [{"url": "./initial_setup.py", "path": home}]}},
+            {
+                "type": "download",
+                "parameters": {"files": [{"url": "./initial_setup.py", "path": home}]},
+            },
             {"type": "execute", "parameters": {"command": f"python3 {home}"}},
         ],
         "evaluator": {"type": "python", "url": "./reward.py"},

@@ -65,7 +65,12 @@ PHONE_TASKS: dict[str, tuple[int, Sequence[Action]]] = {
     ),
 }
 """Task -> seed, and the actions that do it at 360x800."""
-PHONE_OTHERS = ("calendar.ToggleShowWeekNumber", "clock.AddAlarm", "sms.ToggleMainSetting", "notes.PinNote")
+PHONE_OTHERS = (
+    "calendar.ToggleShowWeekNumber",
+    "clock.AddAlarm",
+    "sms.ToggleMainSetting",
+    "notes.PinNote",
+)
 """Further tasks, which random actions play."""
 
 
@@ -199,7 +204,10 @@ class Soak:
                 with self._lock:
                     self.played.append(episode)
                     if len(self.played) % 25 == 0:
-                        print(f"{self.game.suite}: {len(self.played)} episodes, {len(self.faults)} faults", flush=True)
+                        print(
+                            f"{self.game.suite}: {len(self.played)} episodes, {len(self.faults)} faults",
+                            flush=True,
+                        )
         finally:
             env.close()
 
@@ -228,7 +236,11 @@ def play(env: Any, episode: Episode) -> None:
     episode.seconds = time.perf_counter() - began
     env.step(Done())
     verdict = env.evaluate()
-    episode.outcome, episode.reward, episode.reason = verdict.outcome, verdict.reward or 0.0, verdict.reason
+    episode.outcome, episode.reward, episode.reason = (
+        verdict.outcome,
+        verdict.reward or 0.0,
+        verdict.reason,
+    )
 
 
 def leaks_of(soak: Soak, left_behind: Sequence[str]) -> dict[str, Any]:
@@ -243,7 +255,13 @@ def leaks_of(soak: Soak, left_behind: Sequence[str]) -> dict[str, Any]:
         if episode.names != first.names:
             states.append(episode.task)
     wrong = [episode for episode in soak.played if episode.solved and episode.outcome != "pass"]
-    leaks = int(grew) + int(middle[1][1] > middle[0][1] + 2) + len(left_behind) + len(states) + len(wrong)
+    leaks = (
+        int(grew)
+        + int(middle[1][1] > middle[0][1] + 2)
+        + len(left_behind)
+        + len(states)
+        + len(wrong)
+    )
     return {
         "leaks": leaks,
         "memory_mb": [round(middle[0][0]), round(middle[1][0])],
@@ -325,8 +343,10 @@ def compare(game: Game, folder: Path, python: str, count: int, node: str) -> dic
         if name == "cuagym":
             same = same and abs(episode.reward - answer["reward"]) < 1e-9
         if not same:
-            differ.append(f"{episode.task} ({'solution' if episode.solved else 'random'}): "
-                          f"{episode.outcome} {episode.reward:g} {episode.reason[:80]} / {answer}")
+            differ.append(
+                f"{episode.task} ({'solution' if episode.solved else 'random'}): "
+                f"{episode.outcome} {episode.reward:g} {episode.reason[:80]} / {answer}"
+            )
     return {
         "verdicts_equal": len(episodes) - len(differ),
         "verdicts_compared": len(episodes),
@@ -351,7 +371,9 @@ def find_broken(folder: Path) -> dict[str, Any]:
     check = Check(options, tasks)
     asyncio.run(check.play())
     report = summary(options, check.reports(), broken_files(suite))
-    named = {line.partition(":")[0].removeprefix("cuagym/broken-") for line in report["broken_files"]}
+    named = {
+        line.partition(":")[0].removeprefix("cuagym/broken-") for line in report["broken_files"]
+    }
     wrong = [task.removeprefix("cuagym/") for task in report["wrong"]]
     named |= {name.removeprefix("broken-") for name in wrong if name.startswith("broken-")}
     assert env_of(options).suite == suite
@@ -365,14 +387,22 @@ def find_broken(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Run the parts whose folders are given, and print one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--hub", type=Path)
     parser.add_argument("--mobilegym", type=Path)
     parser.add_argument("--python", default="")
     parser.add_argument("--node", default="node")
-    parser.add_argument("--episodes", type=int, default=1000, help="in all: three quarters of them in mocks")
-    parser.add_argument("--most-s", type=float, default=3600.0, help="the longest play of each suite")
-    parser.add_argument("--compared", type=int, default=60, help="episodes of each suite that both runners play")
+    parser.add_argument(
+        "--episodes", type=int, default=1000, help="in all: three quarters of them in mocks"
+    )
+    parser.add_argument(
+        "--most-s", type=float, default=3600.0, help="the longest play of each suite"
+    )
+    parser.add_argument(
+        "--compared", type=int, default=60, help="episodes of each suite that both runners play"
+    )
     parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--parts", default="episodes,verdicts,broken")
     parser.add_argument("--out", type=Path)

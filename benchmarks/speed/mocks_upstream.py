@@ -27,7 +27,13 @@ from urllib.request import urlopen
 
 ARGUMENTS = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1"]
 NOTCH = 50  # CSS pixels that a notch of the wheel scrolls in dart
-KEYS = {"ctrl": "Control", "enter": "Enter", "escape": "Escape", "tab": "Tab", "backspace": "Backspace"}
+KEYS = {
+    "ctrl": "Control",
+    "enter": "Enter",
+    "escape": "Escape",
+    "tab": "Tab",
+    "backspace": "Backspace",
+}
 PROGRAM_S, START_S = 120, 60
 FIRST_PORT = 19000
 
@@ -124,7 +130,12 @@ async def play_bundle(
         await context.close()
         out = run_program(bundle / "reward.py", addresses, Path(scratch))
     reward = float(re.findall(r"REWARD:\s*(\S+)", out)[-1])
-    return {"reward": reward, "passed": reward >= 1, "steps": len(episode["actions"]), "seconds": seconds}
+    return {
+        "reward": reward,
+        "passed": reward >= 1,
+        "steps": len(episode["actions"]),
+        "seconds": seconds,
+    }
 
 
 def run_program(path: Path, addresses: Mapping[str, str], scratch: Path) -> str:
@@ -250,7 +261,9 @@ async def play_mobilegym(job: Mapping[str, Any]) -> list[dict[str, Any]]:
                 task = next(task for task in tasks if task.id == episode["task"])
                 first, _ = await runner.Controller.setup(env, task)
                 actions = [of_dart(action, base) for action in episode["actions"]]
-                agent = PlayingAgent([*actions, base.Action(base.ActionType.COMPLETE, {"return": ""})])
+                agent = PlayingAgent(
+                    [*actions, base.Action(base.ActionType.COMPLETE, {"return": ""})]
+                )
                 began = time.perf_counter()
                 done, first, last, _, _ = await runner.Controller.run(
                     env, agent, task, first, max_steps=len(actions) + 1

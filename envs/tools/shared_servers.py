@@ -37,7 +37,9 @@ class SharedServers:
         self._make = make
         self._longest_s = (STARTS + 1) * start_s
         self._most = most
-        self._lock = threading.Lock()  # guards the entries and the number of environments, for moments only
+        self._lock = (
+            threading.Lock()
+        )  # guards the entries and the number of environments, for moments only
         self._entries: dict[str, _Entry] = {}  # the least recently used one first
         self._environments = 0
 
@@ -67,7 +69,9 @@ class SharedServers:
         for server in idle:
             server.close()
         try:
-            with entry.lock.hold(self._longest_s, f"{name} has been started for {self._longest_s:g} s"):
+            with entry.lock.hold(
+                self._longest_s, f"{name} has been started for {self._longest_s:g} s"
+            ):
                 if not entry.server.running:
                     entry.server.start(entry.ready)
         except BaseException:

@@ -44,7 +44,12 @@ SHOWS = """(() => [...document.querySelectorAll("body *")].some((element) => {
 """Whether anything of a page can be seen."""
 BLANK_MS = 3000  # of the page's time after which one that shows nothing is broken
 FORGET_S = 5.0  # the longest answer of a mock that forgets a session
-LEFTOVERS = (".mock-states/{sid}.json", ".mock-states/{sid}.initial.json", ".mock-files/{sid}", ".mock-uploads/{sid}")
+LEFTOVERS = (
+    ".mock-states/{sid}.json",
+    ".mock-states/{sid}.initial.json",
+    ".mock-files/{sid}",
+    ".mock-uploads/{sid}",
+)
 """What a session leaves in the folder of a mock."""
 
 
@@ -182,9 +187,13 @@ class CuagymEnv:
         if why := result.why_failed:
             raise EnvError(f"{session.bundle.id}: {SETUP} failed: {why}")
         self._opened = result.opened
-        chosen = self._sid_file.read_text("utf-8", "replace").strip() if self._sid_file.is_file() else ""
+        chosen = (
+            self._sid_file.read_text("utf-8", "replace").strip() if self._sid_file.is_file() else ""
+        )
         if not all(letter.isalnum() or letter in "-_" for letter in chosen):
-            raise EnvError(f"{session.bundle.id}: {SETUP} chose no id of a session: {chosen[:40]!r}")
+            raise EnvError(
+                f"{session.bundle.id}: {SETUP} chose no id of a session: {chosen[:40]!r}"
+            )
         if chosen:
             session = _Session(session.bundle, chosen, session.hosts, session.folders)
             self._session = session
@@ -231,7 +240,12 @@ class CuagymEnv:
             return
         for host in session.hosts.values():
             with suppress(EnvError):  # the server has ended, and its sessions with it
-                ask("POST", f"http://{host}/post?sid={session.sid}", body={"action": "reset"}, deadline_s=FORGET_S)
+                ask(
+                    "POST",
+                    f"http://{host}/post?sid={session.sid}",
+                    body={"action": "reset"},
+                    deadline_s=FORGET_S,
+                )
         for folder in session.folders:
             for leftover in LEFTOVERS:
                 path = folder / leftover.format(sid=session.sid)

@@ -174,6 +174,8 @@ def be_program(request: dict[str, Any], places: dict[str, Path]) -> None:
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
     except BaseException as error:  # noqa: BLE001 - this process only runs the program
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
     finally:

@@ -52,11 +52,18 @@ class CuagymSuite:
             )
             for name, bundle in bundles.good.items()
         }
-        reasons = {**bundles.left_out, **{name: f"it is broken: {why}" for name, why in bundles.broken.items()}}
+        reasons = {
+            **bundles.left_out,
+            **{name: f"it is broken: {why}" for name, why in bundles.broken.items()},
+        }
         self.left_out: Mapping[str, str] = {f"cuagym/{name}": why for name, why in reasons.items()}
         self.errors = [f"cuagym/{name}: {why}" for name, why in bundles.broken.items()]
         if self.errors:
-            logger.warning("%s: %d broken bundles are left out: dart env check lists them", self.name, len(self.errors))
+            logger.warning(
+                "%s: %d broken bundles are left out: dart env check lists them",
+                self.name,
+                len(self.errors),
+            )
         self._servers: dict[str, SharedServers] = {}  # by the name of node
 
     @checked
@@ -89,11 +96,18 @@ class CuagymSuite:
             node, SharedServers(partial(self._server, node), start_s=START_S, most=MOST_IDLE)
         )
         return CuagymEnv(
-            self._bundles, self._hub, gui, servers, python=python or sys.executable, program_s=program_s
+            self._bundles,
+            self._hub,
+            gui,
+            servers,
+            python=python or sys.executable,
+            program_s=program_s,
         )
 
     @checked
-    def longest_reset_s(self, *, program_s: Seconds = 60.0, deadline_s: Seconds = 20.0, **_: object) -> float:
+    def longest_reset_s(
+        self, *, program_s: Seconds = 60.0, deadline_s: Seconds = 20.0, **_: object
+    ) -> float:
         """Return the seconds that a reset may take: a mock that starts, a setup program, a page that loads."""
         return (STARTS + 1) * START_S + program_s + 4 * deadline_s
 
@@ -109,7 +123,9 @@ class CuagymSuite:
         """Raise MissingPartError if Chromium, Node, an interpreter or the build of a mock of `tasks` is missing."""
         find_chromium(chromium)
         if shutil.which(node) is None:
-            raise MissingPartError(f"no program {node!r}: apt install nodejs npm, or set env.options.node")
+            raise MissingPartError(
+                f"no program {node!r}: apt install nodejs npm, or set env.options.node"
+            )
         if python and find_named(python) is None:
             raise MissingPartError(f"env.options.python: no interpreter at {python}")
         check_python(python or sys.executable)

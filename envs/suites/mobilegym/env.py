@@ -103,7 +103,9 @@ class MobilegymEnv:
             self._answer = action.text
         for expression in self._writer.expressions_of(action):
             self._gesture(expression)
-        pause = action if isinstance(action, Wait) else Wait(seconds=self._gui.options.step_ms / 1000)
+        pause = (
+            action if isinstance(action, Wait) else Wait(seconds=self._gui.options.step_ms / 1000)
+        )
         observation = self._gui.perform(pause)
         if isinstance(action, Fail):
             self._verdict = Verdict("fail", "the policy said that the task cannot be done")
@@ -220,7 +222,9 @@ def verdict_of(judgement: Mapping[str, Any]) -> Verdict:
         return Verdict("pass", "the goal is reached without side effects")
     if judgement["success"]:
         changes = "; ".join(judgement["warnings"])
-        return Verdict("fail", f"the goal is reached with side effects: {changes}"[:800], CLEAN_SHARE)
+        return Verdict(
+            "fail", f"the goal is reached with side effects: {changes}"[:800], CLEAN_SHARE
+        )
     progress = min(max(judgement["progress"], 0.0), CLEAN_SHARE)
     issues = "; ".join(judgement["issues"])
     return Verdict("fail", f"progress {progress:g}: {issues}"[:800], progress)

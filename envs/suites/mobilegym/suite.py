@@ -124,7 +124,9 @@ class MobilegymSuite:
         try:
             self._list(interpreter)
         except EnvError as error:
-            raise MissingPartError(f"{interpreter} cannot load MobileGym's tasks: {error}") from None
+            raise MissingPartError(
+                f"{interpreter} cannot load MobileGym's tasks: {error}"
+            ) from None
 
     @property
     def _vite(self) -> Path:
