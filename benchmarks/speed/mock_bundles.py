@@ -46,14 +46,10 @@ print(f"REWARD: {{score}}")
 
 def _set(patch: str) -> str:
     """Return lines of a setup program that write the mock's own first state into the session, changed by `patch`."""
-    return "\n".join(
-        (
-            'state = requests.get(f"{BASE}/go?sid={sid}", timeout=30).json()["current_state"]',
-            patch,
-            'answer = requests.post(f"{BASE}/post?sid={sid}", json={"action": "set", "state": state}, timeout=30)',
-            "answer.raise_for_status()",
-        )
-    )
+    return f"""state = requests.get(f"{{BASE}}/go?sid={{sid}}", timeout=30).json()["current_state"]
+{patch}
+answer = requests.post(f"{{BASE}}/post?sid={{sid}}", json={{"action": "set", "state": state}}, timeout=30)
+answer.raise_for_status()"""
 
 
 @dataclass(frozen=True)
@@ -71,18 +67,18 @@ class Sound:
     )
 
 
-def _mail(subject: str, condition: str) -> str:
+def _mail_check(subject: str, condition: str) -> str:
     return f"mails = [m for m in now['emails'] if m['subject'] == {subject!r}]\nscore = float(any({condition} for m in mails))"
 
 
-def _said(channel: str, text: str) -> str:
+def _message_check(channel: str, text: str) -> str:
     return (
         f"new = [m['content'] for m in now['messages'][{channel!r}][len(first['messages'][{channel!r}]):]]\n"
         f"score = 1.0 if any({text!r} in text for text in new) else 0.5 if new else 0.0"
     )
 
 
-def _done(*names: str) -> str:
+def _completion_check(*names: str) -> str:
     return (
         f"done = [t['completed'] for t in now['tasks'] if t['name'] in {names!r}]\n"
         f"score = sum(done) / {len(names)}"
@@ -98,7 +94,7 @@ TASKS: Sequence[Sound] = (
         "gmail-star",
         "gmail",
         "Star the mail from Bob Jones about lunch.",
-        _mail("Re: Lunch tomorrow?", "m['starred']"),
+        _mail_check("Re: Lunch tomorrow?", "m['starred']"),
         [Click(x=310, y=270)],
         "for mail in state['emails']:\n    mail['starred'] = False",
     ),
@@ -106,28 +102,28 @@ TASKS: Sequence[Sound] = (
         "gmail-archive",
         "gmail",
         "Archive the mail of the HR department about benefits.",
-        _mail("Benefits Enrollment - Action Required", "m['folder'] == 'all-mail'"),
+        _mail_check("Benefits Enrollment - Action Required", "m['folder'] == 'all-mail'"),
         [Click(x=282, y=314), Click(x=351, y=104)],
     ),
     Sound(
         "gmail-delete",
         "gmail",
         "Delete David Park's mail about the Q4 reports.",
-        _mail("Q4 Reports and Assets", "m['folder'] == 'trash'"),
+        _mail_check("Q4 Reports and Assets", "m['folder'] == 'trash'"),
         [Click(x=282, y=358), Click(x=393, y=104)],
     ),
     Sound(
         "slack-general",
         "slack",
         "Write `On my way` in the channel general.",
-        _said("general", "On my way"),
+        _message_check("general", "On my way"),
         _say("On my way"),
     ),
     Sound(
         "slack-design",
         "slack",
         "Write `Looks good` in the channel design.",
-        _said("design", "Looks good"),
+        _message_check("design", "Looks good"),
         [Click(x=77, y=407), *_say("Looks good")],
     ),
     Sound(
@@ -141,21 +137,21 @@ TASKS: Sequence[Sound] = (
         "asana-complete",
         "asana",
         "Mark the task `Review API documentation` as complete.",
-        _done("Review API documentation"),
+        _completion_check("Review API documentation"),
         [Click(x=325, y=398)],
     ),
     Sound(
         "asana-two",
         "asana",
         "Mark `Review API documentation` and `Update privacy policy` as complete.",
-        _done("Review API documentation", "Update privacy policy"),
+        _completion_check("Review API documentation", "Update privacy policy"),
         [Click(x=325, y=456), Click(x=325, y=398)],
     ),
     Sound(
         "asana-analysis",
         "asana",
         "Mark the task `Review competitor analysis` as complete.",
-        _done("Review competitor analysis"),
+        _completion_check("Review competitor analysis"),
         [Click(x=325, y=514)],
     ),
     Sound(

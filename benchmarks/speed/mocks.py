@@ -170,7 +170,7 @@ class Soak:
     game: Game
     count: int
     most_s: float
-    played: list[Episode] = field(default_factory=list)
+    episodes: list[Episode] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     samples: list[tuple[int, float, int]] = field(default_factory=list)  # episodes, MiB, processes
     browsers: list[int] = field(default_factory=list)
@@ -202,10 +202,10 @@ class Soak:
                     self.faults.append(f"{episode.task}: {type(error).__name__}: {error}")
                     continue
                 with self._lock:
-                    self.played.append(episode)
-                    if len(self.played) % 25 == 0:
+                    self.episodes.append(episode)
+                    if len(self.episodes) % 25 == 0:
                         print(
-                            f"{self.game.suite}: {len(self.played)} episodes, {len(self.faults)} faults",
+                            f"{self.game.suite}: {len(self.episodes)} episodes, {len(self.faults)} faults",
                             flush=True,
                         )
         finally:
@@ -220,7 +220,7 @@ class Soak:
             except (psutil.Error, AttributeError):
                 continue
         memory += psutil.Process().memory_info().rss / 2**20
-        self.samples.append((len(self.played), memory, processes))
+        self.samples.append((len(self.episodes), memory, processes))
 
 
 def play(env: Any, episode: Episode) -> None:
@@ -250,11 +250,11 @@ def leaks_of(soak: Soak, left_behind: Sequence[str]) -> dict[str, Any]:
     grew = middle[1][0] > 1.1 * middle[0][0] and middle[1][0] - middle[0][0] > 100
     firsts: dict[tuple[str, int], Episode] = {}
     states: list[str] = []
-    for episode in soak.played:
+    for episode in soak.episodes:
         first = firsts.setdefault((episode.task, episode.seed), episode)
         if episode.names != first.names:
             states.append(episode.task)
-    wrong = [episode for episode in soak.played if episode.solved and episode.outcome != "pass"]
+    wrong = [episode for episode in soak.episodes if episode.solved and episode.outcome != "pass"]
     leaks = (
         int(grew)
         + int(middle[1][1] > middle[0][1] + 2)
@@ -283,8 +283,8 @@ def median_of(samples: Sequence[tuple[int, float, int]]) -> tuple[float, float]:
 
 
 def temporary() -> set[str]:
-    """Return the names of dart's folders among the temporary ones."""
-    return {path.name for path in Path(tempfile.gettempdir()).glob("dart-*")}
+    """Return the names of the temporary files; the folder for them is this program's own."""
+    return {path.name for path in Path(tempfile.gettempdir()).iterdir()}
 
 
 def sessions(hub: Path) -> set[str]:
@@ -299,10 +299,10 @@ def upstream(job: dict[str, Any], python: str) -> list[dict[str, Any]]:
     """Return what mocks_upstream.py answers to a job."""
     script = Path(__file__).with_name("mocks_upstream.py")
     with tempfile.TemporaryDirectory() as scratch:
-        asked, answer = Path(scratch, "job.json"), Path(scratch, "answer.json")
-        asked.write_text(json.dumps(job), encoding="utf-8")
+        job_file, answer = Path(scratch, "job.json"), Path(scratch, "answer.json")
+        job_file.write_text(json.dumps(job), encoding="utf-8")
         variables = {**os.environ, "PYTHONPATH": ""}
-        subprocess.run([python, str(script), str(asked), str(answer)], check=True, env=variables)
+        subprocess.run([python, str(script), str(job_file), str(answer)], check=True, env=variables)
         answers: list[dict[str, Any]] = json.loads(answer.read_text("utf-8"))
         return answers
 
@@ -371,16 +371,16 @@ def find_broken(folder: Path) -> dict[str, Any]:
     check = Check(options, tasks)
     asyncio.run(check.play())
     report = summary(options, check.reports(), broken_files(suite))
-    named = {
+    names = {
         line.partition(":")[0].removeprefix("cuagym/broken-") for line in report["broken_files"]
     }
     wrong = [task.removeprefix("cuagym/") for task in report["wrong"]]
-    named |= {name.removeprefix("broken-") for name in wrong if name.startswith("broken-")}
+    names |= {name.removeprefix("broken-") for name in wrong if name.startswith("broken-")}
     assert env_of(options).suite == suite
     return {
-        "broken_tasks_found": len(named & set(BROKEN)),
+        "broken_tasks_found": len(names & set(BROKEN)),
         "broken_tasks": len(BROKEN),
-        "broken_tasks_missed": sorted(set(BROKEN) - named),
+        "broken_tasks_missed": sorted(set(BROKEN) - names),
         "sound_tasks_blamed": [name for name in wrong if not name.startswith("broken-")],
     }
 
@@ -410,6 +410,9 @@ def main() -> None:
     parts = args.parts.split(",")
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="mocks-") as scratch:
+        temporaries = Path(scratch, "temporary")
+        temporaries.mkdir()
+        os.environ["TMPDIR"] = tempfile.tempdir = str(temporaries)
         games: dict[str, tuple[Game, Path, int]] = {}
         if args.hub:
             sound, broken = Path(scratch, "sound"), Path(scratch, "broken")
@@ -447,8 +450,8 @@ def soak_of(game: Game, count: int, args: argparse.Namespace) -> dict[str, Any]:
     left += sorted(temporary() - folders_before)
     left += sorted((sessions(args.hub) if args.hub else set()) - sessions_before)
     return {
-        "episodes": len(soak.played),
-        "episodes_an_hour": round(3600 * len(soak.played) / seconds),
+        "episodes": len(soak.episodes),
+        "episodes_an_hour": round(3600 * len(soak.episodes) / seconds),
         "faults": soak.faults[:20],
         **leaks_of(soak, left),
     }

@@ -108,7 +108,7 @@ async def play_bundle(
     bundle = folder / "cua_gym_tasks" / episode["task"]
     with tempfile.TemporaryDirectory() as scratch:
         run_program(bundle / "initial_setup.py", addresses, Path(scratch))
-        sid = Path("/tmp/task_web_sid").read_text("utf-8").strip()
+        sid = session()
         context = await browser.new_context(
             viewport={"width": 1280, "height": 720},
             locale="en-US",
@@ -138,6 +138,11 @@ async def play_bundle(
     }
 
 
+def session() -> str:
+    """Return the session that a setup program wrote down, at the place that CUA-Gym's programs share."""
+    return Path("/tmp/task_web_sid").read_text("utf-8").strip()
+
+
 def run_program(path: Path, addresses: Mapping[str, str], scratch: Path) -> str:
     """Fill the addresses in, run the program with a browser that does nothing, and return what it printed."""
     text = path.read_text("utf-8")
@@ -149,7 +154,7 @@ def run_program(path: Path, addresses: Mapping[str, str], scratch: Path) -> str:
     chrome = scratch / "google-chrome"
     chrome.write_text("#!/bin/sh\nexit 0\n", encoding="utf-8")
     chrome.chmod(0o755)
-    done = subprocess.run(
+    program_run = subprocess.run(
         [sys.executable, str(program)],
         capture_output=True,
         check=True,
@@ -157,7 +162,7 @@ def run_program(path: Path, addresses: Mapping[str, str], scratch: Path) -> str:
         timeout=PROGRAM_S,
         env={**os.environ, "PATH": f"{scratch}:{os.environ['PATH']}"},
     )
-    return done.stdout
+    return program_run.stdout
 
 
 async def act(page: Any, action: Mapping[str, Any]) -> None:
@@ -265,13 +270,15 @@ async def play_mobilegym(job: Mapping[str, Any]) -> list[dict[str, Any]]:
                     [*actions, base.Action(base.ActionType.COMPLETE, {"return": ""})]
                 )
                 began = time.perf_counter()
-                done, first, last, _, _ = await runner.Controller.run(
+                execution, first, last, _, _ = await runner.Controller.run(
                     env, agent, task, first, max_steps=len(actions) + 1
                 )
                 seconds = time.perf_counter() - began
-                if done.error:
-                    raise RuntimeError(f"{episode['task']}: {done.error}")
-                judge = await runner.Evaluator(judge_mode="state").evaluate(task, first, last, done)
+                if execution.error:
+                    raise RuntimeError(f"{episode['task']}: {execution.error}")
+                judge = await runner.Evaluator(judge_mode="state").evaluate(
+                    task, first, last, execution
+                )
                 answers.append(
                     {
                         "passed": judge.passed,

@@ -34,7 +34,7 @@ TASKS = "cua_gym_tasks"
 SUFFIX = "_mock"
 SETUP, REWARD = "initial_setup.py", "reward.py"
 SOLUTION = "actions.json"
-"""A list of actions that do the task, as a person did it. Bundles of CUA-Gym have none; add your own."""
+"""A list of actions that do the task, in CSS pixels, as a person did it. Bundles of CUA-Gym have none."""
 SID_FILE = "/tmp/task_web_sid"  # noqa: S108 - as the programs write it
 """Where the programs of a bundle hand the id of their session to each other."""
 SID = "__CUA_GYM_SID__"

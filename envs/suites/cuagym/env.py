@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import EnvError, NoOracleError
-from envs.contract.actions import Action, Answer, Done, Fail
+from envs.contract.actions import (
+    Action,
+    Answer,
+    Done,
+    Fail,
+    action_from_dict,
+    action_to_dict,
+)
 from envs.contract.base import Observation, Verdict, task_of
 from envs.contract.elements import Element, ScreenState, elements_of, state_of
 from envs.suites.cuagym.bundles import (
@@ -86,7 +93,7 @@ class CuagymEnv:
         self._program_s = program_s
         self._session: _Session | None = None
         self._verdict: Verdict | None = None  # on the present state, once it was evaluated
-        self._played: list[Action] = []
+        self._actions: list[Action] = []
         self._over = True
         self._closed = False
 
@@ -110,7 +117,7 @@ class CuagymEnv:
         addresses = self._addresses(session)
         self._gui.open(addresses[0])
         self._look_blank(addresses[0])
-        self._verdict, self._over, self._played = None, False, []
+        self._verdict, self._over, self._actions = None, False, []
         info = {"instruction": _instruction(session), "app_log": self._log()}
         return self._gui.look(), info
 
@@ -119,7 +126,7 @@ class CuagymEnv:
         if self._over:
             raise EnvError("the episode is over; call reset before the next step")
         self._verdict = None
-        self._played.append(action)
+        self._actions.append(action)
         observation = self._gui.perform(action)
         if isinstance(action, Fail):
             self._verdict = Verdict("fail", "the policy said that the task cannot be done")
@@ -143,12 +150,14 @@ class CuagymEnv:
         """
         if self._session is None:
             raise EnvError("no episode is being played; call reset first")
-        solution, played = self._session.bundle.solution, self._played
+        scale = self._gui.options.scale
+        solution = tuple(in_pixels(action, scale) for action in self._session.bundle.solution)
         if not solution:
             raise NoOracleError(f"{self._session.bundle.id} has no {SOLUTION}")
-        if tuple(played) != solution[: len(played)]:
+        number = len(self._actions)
+        if tuple(self._actions) != solution[:number]:
             raise EnvError(f"the solution of {self._session.bundle.id} begins with other actions")
-        return Done() if len(played) == len(solution) else solution[len(played)]
+        return Done() if number == len(solution) else solution[number]
 
     def elements(self) -> list[Element]:
         """Return the elements that can be seen and reached. Raises EnvError."""
@@ -187,15 +196,13 @@ class CuagymEnv:
         if why := result.why_failed:
             raise EnvError(f"{session.bundle.id}: {SETUP} failed: {why}")
         self._opened = result.opened
-        chosen = (
+        sid = (
             self._sid_file.read_text("utf-8", "replace").strip() if self._sid_file.is_file() else ""
         )
-        if not all(letter.isalnum() or letter in "-_" for letter in chosen):
-            raise EnvError(
-                f"{session.bundle.id}: {SETUP} chose no id of a session: {chosen[:40]!r}"
-            )
-        if chosen:
-            session = _Session(session.bundle, chosen, session.hosts, session.folders)
+        if not all(letter.isalnum() or letter in "-_" for letter in sid):
+            raise EnvError(f"{session.bundle.id}: {SETUP} chose no id of a session: {sid[:40]!r}")
+        if sid:
+            session = _Session(session.bundle, sid, session.hosts, session.folders)
             self._session = session
         return session
 
@@ -257,6 +264,17 @@ class CuagymEnv:
         self._servers.give_back(session.hosts)
 
     _opened: tuple[str, ...] = ()
+
+
+def in_pixels(action: Action, scale: float) -> Action:
+    """Return an action in CSS pixels as one in pixels of the screenshot."""
+    fields = action_to_dict(action)
+    for name in ("x", "y"):
+        if name in fields:
+            fields[name] = round(fields[name] * scale)
+    if "path" in fields:
+        fields["path"] = [[round(x * scale), round(y * scale)] for x, y in fields["path"]]
+    return action_from_dict(fields)
 
 
 def _instruction(session: _Session) -> str:

@@ -131,8 +131,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 def wait_for(pid: int, until: float) -> int | None:
     """Return the exit status of a process; None if it had to be killed with its group."""
     while time.monotonic() < until:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
+        child, status = os.waitpid(pid, os.WNOHANG)
+        if child:
             return os.waitstatus_to_exitcode(status)
         time.sleep(POLL_S)
     with contextlib.suppress(ProcessLookupError):
@@ -170,7 +170,7 @@ def be_program(request: dict[str, Any], places: dict[str, Path]) -> None:
         names = {"__name__": "__main__", "__file__": request["name"]}
         code = compile(request["source"], request["name"], "exec")
         sys.addaudithook(guard(folder, request["addresses"], report))
-        exec(code, names)
+        exec(code, names)  # noqa: S102 - what this process is for
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -199,8 +199,8 @@ def guard(
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
             address = args[1]
-            known = isinstance(address, tuple) and address[1] in {port for _, port in allowed}
-            if not known or address[0] not in hosts:
+            is_mock = isinstance(address, tuple) and address[1] in {port for _, port in allowed}
+            if not is_mock or address[0] not in hosts:
                 refuse(f"a connection to {address}")
         elif event in ("socket.getaddrinfo", "socket.gethostbyname"):
             if args[0] not in hosts:
@@ -243,7 +243,7 @@ def browser_only(report: Callable[[str, str], None]) -> type:
             words = [
                 part for word in words for part in (shlex.split(word) if " " in word else [word])
             ]
-            names = [os.path.basename(word) for word in words]
+            names = [Path(word).name for word in words]
             if any(name in BROWSERS for name in names):
                 for word in words:
                     if word.startswith(("http://", "https://")):
@@ -262,7 +262,7 @@ def browser_only(report: Callable[[str, str], None]) -> type:
         def poll(self) -> int:
             return 0
 
-        def wait(self, timeout: float | None = None) -> int:
+        def wait(self, **_: float | None) -> int:
             return 0
 
         def communicate(self, *_: Any, **__: Any) -> tuple[str, str]:

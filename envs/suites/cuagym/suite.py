@@ -18,7 +18,7 @@ from envs.contract.options import ImageEncoding, Pause, Seconds, Size, checked
 from envs.suites.cuagym.bundles import Hub, read_bundles, vite_of
 from envs.suites.cuagym.env import HOST, CuagymEnv
 from envs.suites.cuagym.programs import check_python
-from envs.tools.app_server import STARTS, AppServer
+from envs.tools.app_server import AppServer
 from envs.tools.browser.gui import BrowserGui, GuiOptions
 from envs.tools.browser.process import find_chromium
 from envs.tools.child_program import find_named
@@ -27,7 +27,7 @@ from envs.tools.shared_servers import SharedServers
 logger = logging.getLogger(__name__)
 
 MAX_STEPS = 30
-START_S = 60.0  # the longest start of a mock
+START_S = 20.0  # the longest start of a mock
 MOST_IDLE = 16  # mocks that stay running without an episode
 
 
@@ -77,7 +77,7 @@ class CuagymSuite:
         python: str = "",
         node: str = "node",
         chromium: str = "",
-        program_s: Seconds = 60.0,
+        program_s: Seconds = 15.0,
         deadline_s: Seconds = 20.0,
     ) -> CuagymEnv:
         """Return an environment with a browser of its own; the first reset starts it and the mocks.
@@ -106,10 +106,10 @@ class CuagymSuite:
 
     @checked
     def longest_reset_s(
-        self, *, program_s: Seconds = 60.0, deadline_s: Seconds = 20.0, **_: object
+        self, *, program_s: Seconds = 15.0, deadline_s: Seconds = 20.0, **_: object
     ) -> float:
         """Return the seconds that a reset may take: a mock that starts, a setup program, a page that loads."""
-        return (STARTS + 1) * START_S + program_s + 4 * deadline_s
+        return START_S + program_s + deadline_s
 
     def check_parts(
         self,

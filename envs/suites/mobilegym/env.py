@@ -6,6 +6,7 @@ task up through the page and judges its state at the end; the gestures are those
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,7 @@ ROUTE = "JSON.stringify(window.__OS__?.getAppRoute?.() ?? null)"
 class Limits:
     """The longest times, in seconds."""
 
-    setup_s: float  # of MobileGym's code in a reset
+    setup_s: float  # until the phone has loaded and a task is set up
     judge_s: float
 
 
@@ -75,7 +76,7 @@ class MobilegymEnv:
         self._leave()
         server = self._servers.take(SERVER)
         self._has_server = True
-        host = f"{HOST}:{server.port}"
+        host, until = f"{HOST}:{server.port}", time.monotonic() + self._limits.setup_s
         self._gui.begin([host], seed=seed or 0)
         self._gui.open(f"http://{host}/")
         width, height = self._gui.options.size
@@ -89,7 +90,7 @@ class MobilegymEnv:
             "size": [width, height],
             "scale": scale,
         }
-        answer = self._converse(request, self._limits.setup_s, f"set up {task.id}")
+        answer = self._converse(request, until - time.monotonic(), f"set up {task.id}")
         self._task, self._over, self._answer, self._verdict = task, False, None, None
         self._gui.settle()
         return self._gui.look(), {"instruction": answer["instruction"], "app_log": self._log()}
@@ -174,15 +175,17 @@ class MobilegymEnv:
         if self._program is None:
             self._program = self._make_program()
         try:
+            until = time.monotonic() + deadline_s
             answer, _ = self._program.ask(request, deadline_s, what)
             while "page" in answer:
-                answer, _ = self._program.ask(self._asked(answer), deadline_s, what)
+                reply = self._reply_to(answer)
+                answer, _ = self._program.ask(reply, max(0.0, until - time.monotonic()), what)
         except BaseException:
             self._end_program()  # it may wait for an answer of the page
             raise
         return answer
 
-    def _asked(self, call: Mapping[str, Any]) -> dict[str, Any]:
+    def _reply_to(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """Do what MobileGym's code asks of the page, and return the reply."""
         try:
             match call["page"]:

@@ -147,14 +147,12 @@ class Page:
         )
         return self._wire.ask(page="evaluate", expression=expression)
 
-    async def wait_for_function(
-        self, source: str, *, arg: Any = None, timeout: float = 30_000
-    ) -> None:
-        """Let the page's time pass until a condition holds, at most `timeout` ms."""
-        passed = 0.0
+    async def wait_for_function(self, source: str, *, arg: Any = None, **limits: float) -> None:
+        """Let the page's time pass until a condition holds, at most `limits["timeout"]` ms."""
+        most_s, passed = limits.get("timeout", 30_000.0) / 1000, 0.0
         while not await self.evaluate(source, arg):
-            if passed > timeout / 1000:
-                raise TimeoutError(f"{source} did not hold in {timeout:g} ms")
+            if passed > most_s:
+                raise TimeoutError(f"{source} did not hold in {most_s:g} s")
             self.let_pass(POLL_S)
             passed += POLL_S
 
@@ -214,8 +212,8 @@ class Phone:
             coord_space="physical",
             verbose=False,
         )
-        env._page = self._page
-        env._fresh = True  # its first reset only waits until the phone is ready
+        # Its page is this one, and its first reset only waits until the phone is ready.
+        vars(env).update(_page=self._page, _fresh=True)
         first, _ = await module("runner.base").Controller.setup(env, task)
         self._env, self._task, self._first = env, task, first
         return {"instruction": task.description}

@@ -21,13 +21,13 @@ from envs.suites.mobilegym.tasks import (
     read_list,
     source,
 )
-from envs.tools.app_server import STARTS, AppServer
+from envs.tools.app_server import AppServer
 from envs.tools.browser.gui import BrowserGui, GuiOptions
 from envs.tools.browser.process import find_chromium
 from envs.tools.child_program import ChildProgram
 from envs.tools.shared_servers import SharedServers
 
-START_S = 60.0  # the longest start of the server
+START_S = 20.0  # the longest start of the server
 
 
 class MobilegymSuite:
@@ -61,7 +61,7 @@ class MobilegymSuite:
         python: str = "",
         node: str = "node",
         chromium: str = "",
-        setup_s: Seconds = 60.0,
+        setup_s: Seconds = 35.0,
         judge_s: Seconds = 30.0,
         deadline_s: Seconds = 20.0,
     ) -> MobilegymEnv:
@@ -70,8 +70,9 @@ class MobilegymSuite:
         `scale` is the pixels of the screenshot for each of the phone's CSS pixels (None: as in MobileGym's
         benchmark). `step_ms` is how far the phone's clock advances at least after each action. `python` is
         the interpreter with the packages of bench_env, `node` runs the server, `chromium` is the browser's
-        binary if it is not Debian's. `setup_s` and `judge_s` are the longest answers of MobileGym's code,
-        `deadline_s` that of the page. Raises TaskError.
+        binary if it is not Debian's. `setup_s` is the longest time in which the phone loads and
+        MobileGym's code sets a task up, `judge_s` that of a judgement, `deadline_s` the longest answer of the
+        page. Raises TaskError.
         """
         try:
             interpreter = find_interpreter(python)
@@ -102,11 +103,9 @@ class MobilegymSuite:
         )
 
     @checked
-    def longest_reset_s(
-        self, *, setup_s: Seconds = 60.0, deadline_s: Seconds = 20.0, **_: object
-    ) -> float:
-        """Return the seconds that a reset may take: a server that starts, a page that loads, the set-up."""
-        return (STARTS + 1) * START_S + 2 * setup_s + 4 * deadline_s
+    def longest_reset_s(self, *, setup_s: Seconds = 35.0, **_: object) -> float:
+        """Return the seconds that a reset may take: a server that starts, and the set-up."""
+        return START_S + setup_s
 
     def check_parts(
         self, *, python: str = "", node: str = "node", chromium: str = "", **_: object

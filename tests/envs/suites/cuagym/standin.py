@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-SERVER = '''
+SERVER = """
 import argparse, json, re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -63,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({"success": True})
 
 ThreadingHTTPServer((args.host, args.port), Handler).serve_forever()
-'''
+"""
 
 PAGE = """<!doctype html><title>notes</title><body style="margin:0"><div id="root"></div><script>
 const sid = new URLSearchParams(location.search).get("sid");
@@ -89,7 +89,7 @@ localStorage.visits = 1 + Number(localStorage.visits || 0);
 })();
 </script></body>"""
 
-SETUP = '''
+SETUP = """
 import json, subprocess, time, urllib.request, uuid
 BASE = "__CUA_GYM_NOTES_URL__"
 sid = str(uuid.uuid4())
@@ -102,9 +102,9 @@ headers = {"Content-Type": "application/json"}
 urllib.request.urlopen(urllib.request.Request(f"{BASE}/post?sid={sid}", data=body, headers=headers))
 time.sleep(60)
 subprocess.Popen(["google-chrome", f"{BASE}/?sid={sid}"])
-'''
+"""
 
-REWARD = '''
+REWARD = """
 import json, urllib.request
 BASE = "__CUA_GYM_NOTES_URL__"
 with open("/tmp/task_web_sid") as file:
@@ -113,7 +113,7 @@ answer = json.load(urllib.request.urlopen(f"{BASE}/go?sid={sid}"))
 done = [note["done"] for note in answer["current_state"]["notes"]]
 print(f"{sum(done)} of {len(done)} done")
 print(f"REWARD: {sum(done) / len(done)}")
-'''
+"""
 
 ACTIONS = [{"kind": "click", "x": 20, "y": 20}, {"kind": "click", "x": 20, "y": 60}]
 
@@ -127,7 +127,9 @@ def bundle(**changes: str) -> dict[str, str]:
         "initial_setup.py": SETUP.replace("PATCH", patch),
         "reward.py": REWARD,
     }
-    return files | {name.replace("_py", ".py").replace("_json", ".json"): text for name, text in changes.items()}
+    return files | {
+        name.replace("_py", ".py").replace("_json", ".json"): text for name, text in changes.items()
+    }
 
 
 def write_folder(folder: Path, bundles: Mapping[str, Mapping[str, str]]) -> Path:

@@ -66,7 +66,7 @@ def test_addresses_and_sessions_are_filled_in_wherever_they_stand(tmp_path: Path
         "D = 'cua-gym-notes.xlang.ai'; E = '__CUA_GYM_SID__'; F = '/tmp/task_web_sid'"
     )
     names: dict[str, str] = {}
-    exec(fill(source, hub, {"notes_mock": "127.0.0.1:5"}, "s1", Path("/x/sid")), names)  # noqa: S102
+    exec(fill(source, hub, {"notes_mock": "127.0.0.1:5"}, "s1", Path("/x/sid")), names)
     assert names["A"] == "http://127.0.0.1:5"
     assert names["B"] == names["D"] == "127.0.0.1:5"
     assert names["C"] == "http://127.0.0.1:5/go"

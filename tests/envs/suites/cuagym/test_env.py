@@ -45,7 +45,9 @@ def folder(tmp_path: Path) -> Path:
             "plain": bundle(patch="state['notes'][0]['text'] = 'Wash car'"),
             "blank": bundle(patch="state['blank'] = True"),
             "setup-breaks": bundle(patch="raise SystemExit('no mail today')"),
-            "reward-breaks": bundle(reward_py="# __CUA_GYM_NOTES_URL__\nif 0: print('REWARD: 1')\nraise ValueError('x')"),
+            "reward-breaks": bundle(
+                reward_py="# __CUA_GYM_NOTES_URL__\nif 0: print('REWARD: 1')\nraise ValueError('x')"
+            ),
         },
     )
 
@@ -217,7 +219,9 @@ def test_a_reset_may_take_as_long_as_its_parts(folder: Path) -> None:
     assert longest_reset_s(f"cuagym:{folder}", {"program_s": 100.0}) == short + 90
 
 
-@pytest.mark.skipif("DART_CUAGYM" not in os.environ, reason="set DART_CUAGYM to a folder for cuagym:FOLDER")
+@pytest.mark.skipif(
+    "DART_CUAGYM" not in os.environ, reason="set DART_CUAGYM to a folder for cuagym:FOLDER"
+)
 def test_solutions_pass_in_the_real_mocks() -> None:
     name = f"cuagym:{os.environ['DART_CUAGYM']}"
     env = make_env(name)

@@ -31,7 +31,9 @@ def port() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def run(programs: Programs, source: str, port: int = 1, deadline_s: float = DEADLINE_S) -> ProgramResult:
+def run(
+    programs: Programs, source: str, port: int = 1, deadline_s: float = DEADLINE_S
+) -> ProgramResult:
     address = [("127.0.0.1", port)]
     return programs.run("reward.py", source, address, deadline_s=deadline_s, skip_sleep=False)
 
@@ -44,10 +46,15 @@ def test_a_program_prints_and_ends_with_its_status(programs: Programs) -> None:
 
 
 def test_each_program_begins_anew(programs: Programs) -> None:
-    first = run(programs, "import builtins, json; builtins.left = json.left = 1; open('mine', 'w').close()")
+    first = run(
+        programs, "import builtins, json; builtins.left = json.left = 1; open('mine', 'w').close()"
+    )
     assert first.why_failed == ""
     programs.empty()
-    second = run(programs, "import builtins, json, os; print(hasattr(builtins, 'left'), hasattr(json, 'left'), os.listdir())")
+    second = run(
+        programs,
+        "import builtins, json, os; print(hasattr(builtins, 'left'), hasattr(json, 'left'), os.listdir())",
+    )
     assert second.out.startswith("False False [")
     assert "mine" not in second.out
 
@@ -59,9 +66,18 @@ def test_a_program_reaches_its_mock_and_nothing_else(programs: Programs, port: i
         other.bind(("127.0.0.1", 0))
         other.listen()
         elsewhere = other.getsockname()[1]
-        assert "a connection to" in run(programs, reaches.format(host="127.0.0.1", port=elsewhere), port).why_failed
-    assert "the host example.com" in run(programs, reaches.format(host="example.com", port=port), port).why_failed
-    assert "a port of its own" in run(programs, "import socket; socket.socket().bind(('', 0))", port).why_failed
+        assert (
+            "a connection to"
+            in run(programs, reaches.format(host="127.0.0.1", port=elsewhere), port).why_failed
+        )
+    assert (
+        "the host example.com"
+        in run(programs, reaches.format(host="example.com", port=port), port).why_failed
+    )
+    assert (
+        "a port of its own"
+        in run(programs, "import socket; socket.socket().bind(('', 0))", port).why_failed
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +123,9 @@ def test_a_browser_is_noted_and_not_started(programs: Programs) -> None:
 
 
 def test_a_program_that_hangs_is_killed_with_its_group(programs: Programs) -> None:
-    result = run(programs, "import os, time; print(os.getpid(), flush=True); time.sleep(600)", deadline_s=5.0)
+    result = run(
+        programs, "import os, time; print(os.getpid(), flush=True); time.sleep(600)", deadline_s=5.0
+    )
     assert result.status is None
     assert result.why_failed == "it did not end in time"
     assert not lives(int(result.out))
