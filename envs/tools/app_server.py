@@ -36,8 +36,8 @@ _CONNECT_S = 2.0  # the longest answer while a server starts
 STARTS = 3  # tries: between choosing a port and its use another program may take it
 
 KEEPER = """
-import os, signal, subprocess, sys, threading
-child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+import os, shutil, signal, subprocess, sys, threading
+child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, start_new_session=True)
 def end():
     try:
         os.killpg(child.pid, signal.SIGKILL)
@@ -50,9 +50,10 @@ def watch():
 threading.Thread(target=watch, daemon=True).start()
 code = child.wait()
 end()
+shutil.rmtree(sys.argv[1], ignore_errors=True)
 os._exit(code if code >= 0 else 128 - code)
 """
-"""The program between dart and the server: once dart has ended, also by `kill -9`, it ends the server."""
+"""The program between dart and the server: once dart has ended, also by `kill -9`, it ends the server and removes its folder."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,9 @@ def ask(
     what = f"{method} {address}"
     until = time.monotonic() + deadline_s
     data = None if body is None else json.dumps(body).encode()
-    given = {"Content-Type": "application/json"} if data is not None else {}
+    own_headers = {"Content-Type": "application/json"} if data is not None else {}
     request = urllib.request.Request(  # noqa: S310 - addresses of the user's own file
-        address, data=data, headers={**given, **(headers or {})}, method=method
+        address, data=data, headers={**own_headers, **(headers or {})}, method=method
     )
     try:
         try:
@@ -225,14 +226,14 @@ class AppServer:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
-        given = {"{port}": str(self.port), "{folder}": self._scratch.name}
+        values = {"{port}": str(self.port), "{folder}": self._scratch.name}
         command = list(self._command)
-        for name, value in given.items():
+        for name, value in values.items():
             command = [part.replace(name, value) for part in command]
         own = {"PORT": str(self.port), "DART_FOLDER": self._scratch.name}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", KEEPER, *command],
+                [sys.executable, "-I", "-c", KEEPER, self._scratch.name, *command],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=self._log,

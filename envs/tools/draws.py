@@ -54,8 +54,8 @@ def draw(spec: Mapping[str, Any], task_id: str, seed: int) -> dict[str, Any]:
     """Return the values by name. Raises TaskError that names the wrong entry."""
     rng = Random(f"{task_id}/{seed}")  # noqa: S311 - draws tasks, no secrets
     values: dict[str, Any] = {}
-    for name, given in spec.items():
-        entry = {"choice": given} if isinstance(given, list | tuple) else given
+    for name, value in spec.items():
+        entry = {"choice": value} if isinstance(value, list | tuple) else value
         if not isinstance(entry, Mapping) or len(entry) != 1 or next(iter(entry)) not in KINDS:
             raise TaskError(f"{task_id}: draw.{name} must be one of {', '.join(KINDS)}")
         ((kind, argument),) = entry.items()

@@ -25,7 +25,7 @@ from bus.error_texts import one_line
 from bus.errors import DartError, EnvError
 from envs.contract.base import Verdict
 from envs.contract.own_code import load_own
-from envs.suites.web.file import WebFile
+from envs.suites.web.file import WebFile, check_placeholders
 from envs.suites.web.schema import Check, Source, WebTask
 from envs.tools.app_server import HttpAnswer, ask
 from envs.tools.draws import draw, fill
@@ -67,7 +67,7 @@ class Instance:
         return JsonPath.of(template).filled(self.text)
 
 
-def make_instance(file: WebFile, task: WebTask, seed: int, given: Mapping[str, Any]) -> Instance:
+def make_instance(file: WebFile, task: WebTask, seed: int, names: Mapping[str, Any]) -> Instance:
     """Return a task with the values that its seed draws. Raises TaskError and EnvError."""
     if isinstance(task.draw, str):
         values = call_own(file, task.draw, seed)
@@ -75,9 +75,13 @@ def make_instance(file: WebFile, task: WebTask, seed: int, given: Mapping[str, A
             raise EnvError(
                 f"{task.id}: {task.draw} must return a dict of values by name, got {values!r:.80}"
             )
+        try:
+            check_placeholders(task, values)
+        except ValueError as error:
+            raise EnvError(f"{task.draw}: {error}") from None
     else:
         values = draw(task.draw, task.id, seed)
-    return Instance(task, {**values, **given, "seed": seed})
+    return Instance(task, {**values, **names, "seed": seed})
 
 
 @dataclass
@@ -124,20 +128,20 @@ class Scene:
     def read(self, source: Source) -> Any:
         """Return the value of a source, without its path. Raises EnvError if it fails."""
         if source.method:
-            return self._asked(source).value()
+            return self._send(source).value()
         if source.script is not None:
             return self._scripted(source.script)
         if source.python is not None:
             return call_own(self.file, source.python, self.episode)
         if source.read == "answer":
-            return self.episode.answer
+            return None if self.episode.answer is None else self.episode.answer.strip()
         if source.read == "address":
             return self.evaluate("location.href")
         return self.state()
 
     def status(self, source: Source) -> int:
         """Return the status of the answer to a request."""
-        return self._asked(source, any_status=True).status
+        return self._send(source, any_status=True).status
 
     def state(self) -> Any:
         """Return the application's state, read once for each scene."""
@@ -145,11 +149,11 @@ class Scene:
             assert self.file.application.state is not None, "the file was checked"
             value, state = self.read(self.file.application.state), self.file.application.state
             if state.path is not None:
-                value = _named(value, self.instance.path(state.path), f"state: {_name(state)}")
+                value = _part_of(value, self.instance.path(state.path), f"state: {_name(state)}")
             self._state.append(value)
         return self._state[0]
 
-    def _asked(self, source: Source, *, any_status: bool = False) -> HttpAnswer:
+    def _send(self, source: Source, *, any_status: bool = False) -> HttpAnswer:
         method = source.method
         address = urljoin(self.episode.address, self.instance.address(getattr(source, method)))
         body = self.instance.value(self.file.with_contents(source.json_))
@@ -166,11 +170,21 @@ class Scene:
 
     def _scripted(self, script: str) -> Any:
         code = self.file.contents[script] if script.startswith("@") else script
+        # A policy that leaves the application has failed; a script that throws in it breaks the episode.
+        if self.evaluate("location.protocol") not in ("http:", "https:"):
+            raise PageLeftError
         values = json.dumps(dict(self.instance.values), default=str)
         try:
             return self.evaluate(f"(async (values) => (\n{code.strip().rstrip(';')}\n))({values})")
         except EnvError as error:
             raise EnvError(f"script {' '.join(script.split())[:60]!r}: {error}") from error
+
+
+class PageLeftError(EnvError):
+    """The page that is shown is none of the application's, so that no script can judge it."""
+
+    def __init__(self) -> None:
+        super().__init__("the application was left")
 
 
 class Score(NamedTuple):
@@ -183,8 +197,12 @@ class Score(NamedTuple):
 def verdict_of(scene: Scene) -> Verdict:
     """Return the verdict of a task's checks. Raises EnvError if one of them cannot be evaluated."""
     task = scene.instance.task
-    score = _all(task.check, scene)
-    if task.unchanged and (change := _changed(scene)):
+    try:
+        score = _all(task.check, scene)
+        change = _changed(scene) if task.unchanged else ""
+    except PageLeftError as error:
+        return Verdict("fail", str(error))
+    if change:
         return Verdict("fail", f"changed beside the task: {change}", 0.0)
     return Verdict.scored(score.value, score.reason)
 
@@ -194,7 +212,7 @@ def evaluate_check(check: Check, scene: Scene) -> Score:
     if check.all is not None:
         return _all(check.all, scene)
     if check.any is not None:
-        scores = [evaluate_check(inner, scene) for inner in check.any]
+        scores = [_evaluated(inner, scene) for inner in check.any]
         best = max(scores, key=lambda score: score.value)
         reasons = best.reason if best.value > 0 else "; ".join(score.reason for score in scores)
         return Score(best.value, reasons)
@@ -207,6 +225,14 @@ def evaluate_check(check: Check, scene: Scene) -> Score:
     if not check.wants and check.path is None:
         return _own_score(check, value)
     return _compared(check, value, scene)
+
+
+def _evaluated(check: Check, scene: Scene) -> Score:
+    """Return how much of a check holds; nothing of it if it asks a page that was left."""
+    try:
+        return evaluate_check(check, scene)
+    except PageLeftError as error:
+        return Score(0.0, str(error))
 
 
 def _all(checks: Sequence[Check], scene: Scene) -> Score:
@@ -290,13 +316,13 @@ _CONDITIONS: Mapping[str, Callable[[Any, Any], tuple[bool, str]]] = {
 def _own_score(check: Check, value: Any) -> Score:
     """Return the score that a script or a function gave: a bool, a number, or a pair with a reason."""
     name = _name(check)
-    given, reason = (
+    part, reason = (
         (value[0], str(value[1])) if _is_pair(value) else (value, f"{name} is {_short(value)}")
     )
-    if isinstance(given, bool):
-        return Score(float(given), reason)
-    if _is_number(given) and 0 <= given <= 1:
-        return Score(float(given), reason)
+    if isinstance(part, bool):
+        return Score(float(part), reason)
+    if _is_number(part) and 0 <= part <= 1:
+        return Score(float(part), reason)
     raise EnvError(
         f"{name} must give true, false or a number from 0 to 1, got {_short(value)}; "
         "or add equals or another condition"
@@ -334,7 +360,7 @@ def _or_nothing(path: JsonPath, state: Any) -> Any:
         return None
 
 
-def _named(value: Any, path: JsonPath, what: str) -> Any:
+def _part_of(value: Any, path: JsonPath, what: str) -> Any:
     try:
         return path.value(value)
     except NothingThereError as error:

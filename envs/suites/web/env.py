@@ -25,7 +25,6 @@ from envs.contract.options import ImageEncoding, Pause, Seconds, checked
 from envs.suites.web.checking import (
     Scene,
     WebEpisode,
-    call_own,
     make_instance,
     verdict_of,
 )
@@ -164,10 +163,10 @@ class WebEnv:
         """Set a task up, open its page, and return its scene."""
         file, server = self._file, self._server
         application = file.application
-        given: dict[str, Any] = {"session": secrets.token_hex(8), "port": "", "folder": ""}
+        names: dict[str, Any] = {"session": secrets.token_hex(8), "port": "", "folder": ""}
         if server is not None:
-            given |= {"port": str(server.port), "folder": str(server.folder)}
-        instance = make_instance(file, task, seed, given)
+            names |= {"port": str(server.port), "folder": str(server.folder)}
+        instance = make_instance(file, task, seed, names)
         address = instance.address(application.url)
         visit = self._gui.begin(
             [host_of(address), *application.hosts],
@@ -189,17 +188,14 @@ class WebEnv:
         if not opened:
             self._gui.open(address, application.ready or "")
         else:
-            self._gui.settle()
+            self._gui.settle(application.ready or "")
         if task.unchanged:
             scene.before = scene.renewed().state()
         return scene
 
     def _set_up(self, scene: Scene, step: SetupStep, where: str) -> None:
         try:
-            if step.python is not None:
-                call_own(scene.file, step.python, scene.episode)
-            else:
-                scene.read(step)
+            scene.read(step)
         except EnvError as error:
             raise EnvError(f"{where}: {error}") from error
 
@@ -253,17 +249,17 @@ class WebSuite:
         encoding: ImageEncoding = "png",
         scale: Annotated[float, Field(ge=0.25, le=4)] = 1.0,
         step_ms: Pause = 500.0,
-        still_ms: Pause = 5000.0,
-        patience_s: Seconds = 10.0,
+        still_ms: Pause = 2000.0,
+        patience_s: Seconds = 5.0,
         deadline_s: Seconds = 20.0,
         chromium: str = "",
     ) -> WebEnv:
         """Return an environment with a browser of its own, and a server if the file says how one starts.
 
         `scale` is pixels of the screenshot per CSS pixel. Each step takes `step_ms` of the page's time, and
-        up to `still_ms` while the page changes; its requests are waited for, at most `patience_s`. An answer
-        of page, browser or server that takes longer than `deadline_s` breaks the episode. `chromium` is the
-        browser's binary if it is not Debian's. Raises TaskError.
+        up to `still_ms` while the page changes. A request is waited for, but not one that stays open for
+        longer than `patience_s`. An answer of page, browser or server that takes longer than `deadline_s`
+        breaks the episode. `chromium` is the browser's binary if it is not Debian's. Raises TaskError.
         """
         options = GuiOptions(
             self._file.application.size, scale, encoding, step_ms, still_ms, patience_s, deadline_s

@@ -1,7 +1,8 @@
 """FILE.toml of suite `web`: read, checked, and with the files that it names.
 
-WebFile     the file: the application, its tasks, and the contents of the files that it names
-read_file   reads it; every mistake is one TaskError with its place and the fix
+WebFile              the file: the application, its tasks, and the contents of the files that it names
+read_file            reads it; every mistake is one TaskError with its place and the fix
+check_placeholders   raises ValueError for a name in braces that nothing draws
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from envs.suites.web.schema import (
     StateSource,
     WebTask,
 )
+from envs.tools.draws import draw
 from envs.tools.textfiles import read_text
 
 _PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_]*)(?:\[\d+\])?\}")
@@ -93,6 +95,7 @@ def read_file(path: Path) -> WebFile:
         raise TaskError(f"{path}: {error}") from None
     try:
         _check_names(application)
+        _check_files(application, path.parent)
         contents = {text: _content(path.parent / text[1:], text) for text in _referred(application)}
     except ValueError as error:
         raise TaskError(f"{path}: {error}") from None
@@ -163,9 +166,11 @@ def _check_names(file: Application) -> None:
             raise ValueError(f"two tasks have the id {task.id!r}; give each its own")
         ids.add(task.id)
         if isinstance(task.draw, dict):
-            names = {*task.draw, *GIVEN}
-            for where, text in _filled_texts(task):
-                _check_placeholders(f"task {task.id!r}, {where}", text, names)
+            try:
+                draw(task.draw, task.id, 0)
+            except TaskError as error:
+                raise ValueError(f"task {str(error).replace(task.id, repr(task.id), 1)}") from None
+            check_placeholders(task, task.draw)
         reads = [check for check in _conditions(task.check) if check.kind in ("", "read")]
         needs = [check for check in reads if check.read in (None, "state")]
         if file.state is None and (needs or task.unchanged):
@@ -178,6 +183,26 @@ def _check_names(file: Application) -> None:
         text = file.url if name == "url" else file.start[int(name[6:-1])]
         allowed = ("session", "port", "seed") if name == "url" else ("port", "folder")
         _check_placeholders(name, text, set(allowed))
+
+
+def _check_files(file: Application, folder: Path) -> None:
+    """Raise ValueError for a file of functions, or one to upload, that does not exist."""
+    for task in file.tasks:
+        functions = [source.python for source in (*task.setup, *_conditions(task.check))]
+        functions += [task.draw if isinstance(task.draw, str) else None]
+        functions += [file.state.python if file.state else None]
+        paths = [name.rpartition(":")[0] for name in functions if name]
+        for name in [path for path in paths if path.endswith(".py")] + task.uploads:
+            if not _PLACEHOLDER.search(name) and not (folder / name).is_file():
+                near = did_you_mean(name, [path.name for path in folder.iterdir()])
+                raise ValueError(f"task {task.id!r}: there is no file {folder / name}{near}")
+
+
+def check_placeholders(task: WebTask, drawn_names: Iterable[str]) -> None:
+    """Raise ValueError for a name in braces, in a text of a task, that nothing draws."""
+    names = {*drawn_names, *GIVEN}
+    for where, text in _filled_texts(task):
+        _check_placeholders(f"task {task.id!r}, {where}", text, names)
 
 
 def _check_placeholders(where: str, text: str, names: set[str]) -> None:

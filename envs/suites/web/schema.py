@@ -26,6 +26,8 @@ from pydantic import (
 )
 
 from bus.error_texts import did_you_mean
+from bus.errors import ActionError
+from envs.contract.actions import action_from_dict, action_to_dict
 from envs.contract.base import Split
 from envs.contract.options import Size
 from envs.tools.draws import KINDS
@@ -201,6 +203,8 @@ class Move(_Table):
     goto: _Text | None = None
     answer: str | None = None
     wait: Annotated[float, Field(ge=0, le=60)] | None = None
+    action: dict[str, Any] | None = None
+    """An action in pixels of the screenshot, as in docs/environments/index.md, with its `kind`."""
     text: str | None = None  # of the elements that match, the one with this text or label
     nth: Annotated[int, Field(ge=0, strict=True)] = 0
     to: _Text | None = None  # where a drag ends, a CSS selector
@@ -215,13 +219,21 @@ class Move(_Table):
         """The selector of the element to act on; empty if there is none."""
         return getattr(self, self.kind) if self.kind in ON_ELEMENTS else ""
 
+    @field_validator("action")
+    @classmethod
+    def _is_action(cls, action: dict[str, Any] | None) -> dict[str, Any] | None:
+        try:
+            return action and action_to_dict(action_from_dict(action))
+        except ActionError as error:
+            raise ValueError(str(error)) from None
+
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         kinds = self._kinds()
         if len(kinds) != 1:
             among = ", ".join(MOVES)
-            got = f"has {' and '.join(kinds)}" if kinds else "has none"
-            raise ValueError(f"must have one of {among}; it {got}")
+            among_these = f"has {' and '.join(kinds)}" if kinds else "has none"
+            raise ValueError(f"must have one of {among}; it {among_these}")
         if (self.to is not None) != (kinds[0] == "drag"):
             raise ValueError("drag and to belong together")
         if kinds[0] == "choose" and self.text is None:
@@ -235,7 +247,7 @@ class Move(_Table):
 
 
 ON_ELEMENTS = ("click", "double_click", "triple_click", "right_click", "hover", "drag", "choose")
-MOVES = (*ON_ELEMENTS, "type", "keys", "goto", "answer", "wait")
+MOVES = (*ON_ELEMENTS, "type", "keys", "goto", "answer", "wait", "action")
 
 
 class WebTask(_Table):
@@ -338,6 +350,8 @@ class Application(_Table):
     def _is_address(cls, url: str) -> str:
         if urlsplit(url).scheme not in ("http", "https") or not host_of(url):
             raise ValueError(f"must be an address such as http://127.0.0.1:5173/, got {url!r}")
+        if host_of(url).count(":") > 1:
+            raise ValueError(f"must have a name or an IPv4 address such as 127.0.0.1, got {url!r}")
         return url
 
     @field_validator("clock", mode="before")
@@ -358,7 +372,7 @@ class Application(_Table):
     @classmethod
     def _are_hosts(cls, hosts: list[str]) -> list[str]:
         for host in hosts:
-            if "/" in host or " " in host:
+            if "/" in host or " " in host or host.count(":") > 1:
                 raise ValueError(
                     f"must be names such as cdn.example.com or 127.0.0.1:8000, got {host!r}"
                 )

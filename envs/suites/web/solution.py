@@ -28,6 +28,7 @@ from envs.contract.actions import (
     TripleClick,
     Type,
     Wait,
+    action_from_dict,
 )
 from envs.suites.web.checking import Instance
 from envs.suites.web.schema import Move as Entry
@@ -99,6 +100,8 @@ class Solution:
                 return Answer(text=fill(entry.answer or ""))
             case "wait":
                 return Wait(seconds=entry.wait or 0.0)
+            case "action":
+                return action_from_dict(entry.action or {})
             case "choose" if self._opened:
                 selector, text = _options(self._selector(entry.choose or "")), entry.text
             case _:

@@ -15,8 +15,6 @@ from typing import Literal
 
 from envs.tools.browser.cdp import CdpResult
 
-LONG_REQUEST_S = 3.0
-"""Seconds after which a request is one that stays open (a long poll, a stream), for which nothing waits."""
 ANSWERED_S = 0.05
 """Seconds after the last bytes of an answer for which its request is waited for: the end of an answer that the
 page does not read is reported only once the page's time passes."""
@@ -45,7 +43,7 @@ class PageEvent:
 
 @dataclass
 class _Request:
-    """A request that is under way, or a WebSocket."""
+    """A request that is under way."""
 
     address: str
     waited_for_s: float  # until when nothing goes on without it
@@ -57,8 +55,12 @@ class _Request:
 class PageActivity:
     """The events of one page. `hear` is called by the thread that reads, the rest by the one that acts."""
 
-    def __init__(self, files_for_pickers: str) -> None:
-        """Begin with nothing under way; `files_for_pickers` names what file pickers get, for their events."""
+    def __init__(self, files_for_pickers: str, patience_s: float) -> None:
+        """Begin with nothing under way; `files_for_pickers` names what file pickers get, for their events.
+
+        A request that takes longer than `patience_s` is one that stays open (a long poll, a stream), and is
+        not waited for.
+        """
         self.expired = threading.Event()  # set when the time that was granted has passed
         self.questions: deque[tuple[str, CdpResult]] = deque()
         """Events that must be answered: dialogs and file pickers."""
@@ -67,9 +69,13 @@ class PageActivity:
         self.moves = 0  # how often its address has changed or was loaded anew
         self.document_status = 0  # of the answer with the page's document
         self._files = files_for_pickers
+        self._patience_s = patience_s
         self._lock = threading.Lock()
         self._requests: dict[str, _Request] = {}  # by id
         self._loading: dict[str, float] = {}  # id of a frame that loads -> since when
+        self._sockets: dict[
+            str, float
+        ] = {}  # id of a WebSocket -> until when a message is waited for
         self._events: deque[PageEvent] = deque(maxlen=MOST_EVENTS)
         self._drag: CdpResult | None = None
 
@@ -80,7 +86,7 @@ class PageActivity:
                 self.expired.set()
             case "Page.frameRequestedNavigation" | "Page.frameStartedLoading":
                 self.loading_begins(params["frameId"])
-            case "Page.frameStoppedLoading" | "Page.frameDetached":
+            case "Page.frameStoppedLoading" | "Page.frameDetached" | "Page.downloadWillBegin":
                 self.loading_ends(params["frameId"])
             case "Page.frameNavigated":
                 self.documents += "parentId" not in params["frame"]
@@ -115,12 +121,13 @@ class PageActivity:
         now = time.monotonic()
         with self._lock:
             until = [request.waited_for_s for request in self._requests.values()]
-            until += [began + LONG_REQUEST_S for began in self._loading.values()]
+            until += [began + self._patience_s for began in self._loading.values()]
+            until += self._sockets.values()
         return any(at > now for at in until)
 
     def has_open(self) -> bool:
         """Return True if a request stays open, so that the page's time must not stand still for it."""
-        oldest = time.monotonic() - LONG_REQUEST_S
+        oldest = time.monotonic() - self._patience_s
         with self._lock:
             requests = list(self._requests.values())
         return any(each.streams or each.began_s < oldest for each in requests) or self.has_unread()
@@ -168,7 +175,7 @@ class PageActivity:
         match name:
             case "requestWillBeSent":
                 streams = params.get("type") == "EventSource"
-                waited_for_s = 0.0 if streams else now + LONG_REQUEST_S
+                waited_for_s = 0.0 if streams else now + self._patience_s
                 request = _Request(params["request"]["url"], waited_for_s, now, streams)
                 self.sent += 1
                 with self._lock:
@@ -184,16 +191,16 @@ class PageActivity:
                 self._answer_goes_on(number)
             case "loadingFinished" | "loadingFailed":
                 with self._lock:
-                    ended = self._requests.pop(number, None)
+                    last = self._requests.pop(number, None)
                 if name == "loadingFailed" and not params.get("canceled"):
-                    address = ended.address if ended is not None else ""
+                    address = last.address if last is not None else ""
                     self.note("request", params.get("errorText", "failed"), address)
             case "webSocketFrameSent":
                 with self._lock:
-                    self._requests[number] = _Request("", now + SOCKET_S, now)
+                    self._sockets[number] = now + SOCKET_S
             case "webSocketFrameReceived" | "webSocketClosed":
                 with self._lock:
-                    self._requests.pop(number, None)
+                    self._sockets.pop(number, None)
 
     def _answer_goes_on(self, number: str) -> None:
         """Note that bytes of an answer have come."""
@@ -201,7 +208,7 @@ class PageActivity:
             request = self._requests.get(number)
             if request is not None and not request.streams:
                 until = time.monotonic() + ANSWERED_S
-                request.waited_for_s = min(until, request.began_s + LONG_REQUEST_S)
+                request.waited_for_s = min(until, request.began_s + self._patience_s)
                 request.answered = True
 
 

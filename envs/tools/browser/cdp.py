@@ -109,6 +109,11 @@ class Chromium:
         return self._process.pid
 
     @property
+    def folder(self) -> Path:
+        """A folder that lasts as long as the browser."""
+        return self._process.folder
+
+    @property
     def end_reason(self) -> str:
         """How the browser ended; empty while it lives."""
         if not self._end_reason and not self._process.running:
@@ -222,10 +227,15 @@ class Chromium:
             return
         if message["method"] in ("Target.targetCrashed", "Target.targetDestroyed"):
             self._end_session(message["params"]["targetId"], message["method"])
+        if not self._listeners:
+            return
         with self._lock:
             listener = self._listeners.get(message.get("sessionId", ""))
         if listener is not None:
-            listener(message["method"], message.get("params", {}))
+            try:
+                listener(message["method"], message.get("params", {}))
+            except Exception:  # without this thread no answer would be delivered any more
+                logger.exception("an event of Chromium was not noted: %s", message["method"])
 
     def _forget(self, numbers: Iterable[int]) -> None:
         with self._lock:

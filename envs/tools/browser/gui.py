@@ -35,9 +35,9 @@ class GuiOptions:
     encoding: ImageEncoding = "png"
     step_ms: float = 500.0  # of the page's time that each step takes at least
     still_ms: float = (
-        5000.0  # of the page's time after which a page that moves on is not waited for
+        2000.0  # of the page's time, after which a page that moves on is not waited for
     )
-    patience_s: float = 10.0  # seconds after which requests of a step are not waited for
+    patience_s: float = 5.0  # seconds after which a request stays open, and is not waited for
     deadline_s: float = 20.0  # the longest answer of the page or the browser
     phone: str = ""  # as in TabRules
 
@@ -88,6 +88,7 @@ class BrowserGui:
             options.scale,
             options.encoding,
             options.deadline_s,
+            options.patience_s,
             began_s=began_s,
             seed=seed,
             accepts_dialogs=accepts_dialogs,
@@ -103,25 +104,26 @@ class BrowserGui:
         return self._visit
 
     def open(self, address: str, ready: str = "") -> None:
-        """Go to an address and wait until the page is still and the expression `ready` is true in it."""
-        visit, until = self.visit, time.monotonic() + self.options.deadline_s
+        """Go to an address, and wait as `settle` does."""
+        visit = self.visit
         try:
             visit.open(address)
+        except BaseException:
+            self._end_browser()
+            raise
+        self.settle(ready)
+
+    def settle(self, ready: str = "") -> None:
+        """Wait until the page is still, as after an action, and the expression `ready` is true in it."""
+        visit, until = self.visit, time.monotonic() + self.options.deadline_s
+        try:
             self._settle(visit, self.options.step_ms)
             while ready and not visit.tab.evaluate(f"Boolean({ready})"):
                 if time.monotonic() > until:
                     raise EnvError(
-                        f"{address} is not ready in {self.options.deadline_s:g} s: {ready} is not true"
+                        f"the page is not ready in {self.options.deadline_s:g} s: {ready} is not true"
                     )
                 self._settle(visit, READY_POLL_MS)
-        except BaseException:
-            self._end_browser()
-            raise
-
-    def settle(self) -> None:
-        """Wait until the page is still, as after an action."""
-        try:
-            self._settle(self.visit, self.options.step_ms)
         except BaseException:
             self._end_browser()
             raise
@@ -186,7 +188,7 @@ class BrowserGui:
 
     def _settle(self, visit: Visit, least_ms: float) -> None:
         most_ms = max(least_ms, self.options.still_ms)
-        visit.settle(least_ms, most_ms, self.options.patience_s)
+        visit.settle(least_ms, most_ms)
 
     def _observe(self, visit: Visit) -> Observation:
         (width, height), scale = self.options.size, self.options.scale

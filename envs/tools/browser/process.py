@@ -143,6 +143,11 @@ class BrowserProcess:
         finally:
             self._writing.release()
 
+    @property
+    def folder(self) -> Path:
+        """The folder of its profile, which is removed with the browser, also after a `kill -9` of its owner."""
+        return self._profile
+
     def last_words(self) -> str:
         """Return the last line of the browser's log; empty if there is none."""
         with suppress(OSError):

@@ -24,7 +24,7 @@ from envs.contract.actions import Action, Type
 from envs.contract.options import ImageEncoding
 from envs.contract.queueing import leave_if_given_up
 from envs.contract.screenshots import SCREEN_JPEG_QUALITY
-from envs.tools.browser.activity import LONG_REQUEST_S, PageActivity, PageEvent
+from envs.tools.browser.activity import PageActivity, PageEvent
 from envs.tools.browser.cdp import (
     Call,
     CdpResult,
@@ -55,6 +55,7 @@ class TabRules:
     scale: float = 1.0  # pixels of the screenshot per CSS pixel
     encoding: ImageEncoding = "png"
     deadline_s: float = 20.0  # the longest answer of the page
+    patience_s: float = 5.0  # seconds after which a request stays open, and is not waited for
     began_s: float = 0.0
     """What the page's clock shows at first, seconds since 1970; 0: the present time."""
     seed: int = 0  # of the page's own random numbers
@@ -75,13 +76,13 @@ class Tab:
     ) -> None:
         """Prepare the page of `session`, which waits for a debugger, and let it begin.
 
-        `attend` is called whenever the page is waited for; it takes care of new windows.
+        `attend` is called whenever the page is waited for; it takes care of new and other windows.
         """
         self.session = session
         self.rules = rules
         self._browser: Chromium = session.browser
         self._attend_windows = attend
-        self.activity = PageActivity(", ".join(rules.uploads))
+        self.activity = PageActivity(", ".join(rules.uploads), rules.patience_s)
         self._input = PageInput(rules.scale)
         self._base_ms, self._passed_ms, self._last_frame_ms = 0.0, 0.0, 0.0
         self._drag: CdpResult | None = None  # what the pointer drags from one element to another
@@ -115,19 +116,19 @@ class Tab:
                 return
             entry = {"entryId": history["entries"][at]["id"]}
             self._answers(Call("Page.navigateToHistoryEntry", entry))
-        until = time.monotonic() + LONG_REQUEST_S
+        until = time.monotonic() + self.rules.patience_s
         while self.activity.moves == moves and time.monotonic() < until:
             time.sleep(POLL_S)
             leave_if_given_up()
             self._attend()
 
-    def settle(self, least_ms: float, most_ms: float, patience_s: float) -> bool:
+    def settle(self, least_ms: float, most_ms: float) -> bool:
         """Let `least_ms` of the page's time pass, and more until it is still, at most `most_ms`.
 
         A page is still if no request and no document is under way and `CALM_FRAMES` frames brought no change.
-        `patience_s` is the longest wait for its requests. Returns False if the page is not still.
+        All of this takes the deadline of the page at most. Returns False if the page is not still.
         """
-        until, passed = time.monotonic() + patience_s, 0.0
+        until, passed = time.monotonic() + self.rules.deadline_s, 0.0
         while True:
             self._pass(FRAME_MS)
             passed += FRAME_MS
@@ -255,13 +256,19 @@ class Tab:
 
     def _frame(self, shot: dict[str, Any] | None = None) -> CdpResult:
         """Draw a frame; two frames never have the same time, which the browser would wait for in vain."""
-        at = max(self._base_ms + self._passed_ms, self._last_frame_ms + 1.0)
-        self._last_frame_ms = at
-        params: dict[str, Any] = {"frameTimeTicks": at, "interval": FRAME_MS}
-        if shot is not None:
-            params["screenshot"] = shot
-        with self._browser.drawing():
-            return self._answers(Call("HeadlessExperimental.beginFrame", params))[0]
+        until = time.monotonic() + self.rules.deadline_s
+        while True:
+            at = max(self._base_ms + self._passed_ms, self._last_frame_ms + 1.0)
+            self._last_frame_ms = at
+            params: dict[str, Any] = {"frameTimeTicks": at, "interval": FRAME_MS}
+            if shot is not None:
+                params["screenshot"] = shot
+            try:
+                with self._browser.drawing():
+                    return self._answers(Call("HeadlessExperimental.beginFrame", params))[0]
+            except DocumentLeftError:
+                if time.monotonic() > until:
+                    raise
 
     def _await_requests(self, until: float) -> bool:
         """Wait until nothing is under way; return False if something still is at `until`."""
@@ -299,7 +306,7 @@ class Tab:
 
     def _finish(self, calls: Sequence[Call], frames: int = 0) -> list[CdpResult]:
         """Send commands, draw `frames`, and return the replies; draw more while one does not come."""
-        until, heard = time.monotonic() + self.rules.deadline_s, time.monotonic()
+        until, asked_s = time.monotonic() + self.rules.deadline_s, time.monotonic()
         with self.session.begin(calls) as sent:
             for _ in range(frames):
                 self._pass(FRAME_MS)
@@ -310,9 +317,9 @@ class Tab:
                     raise EnvError(
                         f"the page did not answer {calls[0].method} in {self.rules.deadline_s:g} s"
                     )
-                if time.monotonic() - heard > STUCK_S:
+                if time.monotonic() - asked_s > STUCK_S:
                     self._pass(FRAME_MS)
-                    heard = max(heard, time.monotonic() - STUCK_S + POLL_S)
+                    asked_s = max(asked_s, time.monotonic() - STUCK_S + POLL_S)
             return sent.replies()
 
     def _move_or_drag(self, calls: list[Call]) -> None:
@@ -380,8 +387,12 @@ class Tab:
         self._set_time("pause", 0.0, initialVirtualTime=began_s)
 
     def _attend(self) -> None:
-        """Answer dialogs and file pickers, and let the windows be attended to that the page opens."""
+        """Answer dialogs and file pickers, and let the other windows be attended to."""
+        self.answer()
         self._attend_windows()
+
+    def answer(self) -> None:
+        """Answer the dialogs and file pickers that the page has opened; returns at once."""
         while True:
             try:
                 method, params = self.activity.questions.popleft()
@@ -396,11 +407,11 @@ class Tab:
             elif method == "Page.fileChooserOpened":
                 node = params.get("backendNodeId")
                 if node is not None and self.rules.uploads:
-                    chosen = list(self.rules.uploads)
+                    paths = list(self.rules.uploads)
                     if params.get("mode") == "selectSingle":
-                        chosen = chosen[:1]
-                    given = {"files": chosen, "backendNodeId": node}
-                    self.session.begin([Call("DOM.setFileInputFiles", given)]).close()
+                        paths = paths[:1]
+                    arguments = {"files": paths, "backendNodeId": node}
+                    self.session.begin([Call("DOM.setFileInputFiles", arguments)]).close()
 
 
 def _by_moves(calls: Sequence[Call]) -> list[list[Call]]:

@@ -61,7 +61,7 @@ class Visit:
         self.browser = browser
         self.rules = rules
         self._hosts = tuple(hosts)
-        self.downloads = Path(tempfile.mkdtemp(prefix="dart-downloads-"))
+        self.downloads = Path(tempfile.mkdtemp(prefix="downloads-", dir=browser.folder))
         self._tabs: list[Tab] = []
         self._old_events: list[PageEvent] = []
         self._context = ""
@@ -121,22 +121,22 @@ class Visit:
             )
         self.tab.open(address)
 
-    def settle(self, least_ms: float, most_ms: float, patience_s: float) -> bool:
+    def settle(self, least_ms: float, most_ms: float) -> bool:
         """Wait until the page that is shown is still, also if that becomes another one meanwhile.
 
-        Downloads are waited for, too, for `patience_s` at most.
+        Downloads are waited for, too, as long as for a request.
         """
-        until = time.monotonic() + patience_s
         while True:
             tab = self.tab
             try:
-                still = tab.settle(least_ms, most_ms, patience_s)
+                still = tab.settle(least_ms, most_ms)
             except EnvError:
                 if not self._has_closed(tab):
                     raise
                 still = False
             if tab is self.tab:
                 break
+        until = time.monotonic() + self.rules.patience_s
         while self._downloading and time.monotonic() < until:
             time.sleep(POLL_S)
             leave_if_given_up()
@@ -215,7 +215,10 @@ class Visit:
                 self._downloading.discard(params["guid"])
 
     def _attend(self) -> None:
-        """Show a window that a page has opened."""
+        """Show a window that a page has opened, and answer the dialogs of pages that are not shown."""
+        for tab in self._tabs:
+            if tab.lives:
+                tab.answer()
         try:
             params = self._attached.get_nowait()
         except queue.Empty:

@@ -57,6 +57,11 @@ PLAYED = [
     Played("browsergym", {"chromium": "{folder}/chromium"}, plays=False),
     Played("{folder}/cuabench.py:suite", SERVER, plays=False),
     Played("desktop", plays=False),
+    Played(
+        f"web:{ROOT}/tests/envs/suites/web/board/board.toml",
+        {"chromium": "{folder}/chromium"},
+        plays=False,
+    ),
     Played("miniwob", {"chromium": "{folder}/chromium"}, plays=False),
     Played("openenv:openapp", SERVER, plays=False),
     Played("osworld", {"vm": "{folder}/none.qcow2"}, plays=False),

@@ -111,19 +111,20 @@ def test_a_server_ends_with_its_environment_process_however_that_ends(tmp_path: 
         from envs.tools.app_server import AppServer, ask
         server = AppServer([sys.executable, "server.py", "{{port}}", "x"], Path({str(tmp_path)!r}), start_s=600.0)
         server.start({ADDRESS!r})
-        print(ask("GET", {ADDRESS!r}.replace("{{port}}", str(server.port))).text, flush=True)
+        print(server.folder, ask("GET", {ADDRESS!r}.replace("{{port}}", str(server.port))).text, flush=True)
         time.sleep(3600)
     """
     owner = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
     )
     assert owner.stdout is not None
-    pids = [int(part) for part in owner.stdout.readline().split()[:2]]
+    folder, *numbers = owner.stdout.readline().split()[:3]
+    pids = [int(number) for number in numbers]
     assert all(map(psutil.pid_exists, pids))
     os.kill(owner.pid, signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
-    wait_until(lambda: not any(map(lives, pids)))
+    wait_until(lambda: not any(map(lives, pids)) and not Path(folder).exists())
 
 
 class _Answers(BaseHTTPRequestHandler):

@@ -38,6 +38,11 @@ MISTAKES = [
     ("{port}/", "80/", "the file: start needs {port} in url: each environment starts a server of its own at a port of its own"),
     ('start = ["python", "server.py", "{port}"]\n', "", "the file: url has {port}, the port of a server that dart starts; add start = [...]"),
     ("?sid={session}\"\nstart", "?sid={sesion}\"\nstart", "url: {sesion} is nothing that is drawn; did you mean 'session'?; there is port, seed, session"),
+    ("127.0.0.1:{port}", "[::1]:{port}", "the file: url: must have a name or an IPv4 address such as 127.0.0.1, got 'http://[::1]:{port}/?sid={session}'"),
+    ('{ integer = [1, 9] }', '{ sample = [["a"], 2] }', "task 'move': draw.number: sample of [['a'], 2]: Sample larger than population or is negative"),
+    ('{ integer = [1, 9] }', '{ choice = "{later}" }, later = ["x"]', "task 'move': draw.number names later, which must come before it"),
+    ('{ post = "/state", json = "@start.json" }', '{ python = "onw.py:go" }', "task 'move': there is no file {folder}/onw.py; did you mean 'own.py'?"),
+    ('id = "move"\n', 'id = "move"\nuploads = ["none.txt"]\n', "task 'move': there is no file {folder}/none.txt"),
     ('id = "move"\n', "", "tasks[0]: id is missing"),
     ('instruction = "Move {card}"\n', "", "task 'move': instruction is missing"),
     ("Move {card}", "Move {cards}", "task 'move', instruction: {cards} is nothing that is drawn; did you mean 'card'?; there is card, folder, number, port, seed, session"),
@@ -64,7 +69,8 @@ MISTAKES = [
     ('unchanged = ["users"]', 'unchanged = ["!users"]', "task 'move': unchanged: names only exceptions; add what they are exceptions of, e.g. \".\""),
     ('unchanged = ["users"]', 'unchanged = "users"', "task 'move': unchanged: must be a valid list, got 'users'"),
     ('{ keys = "ctrl+a" }', '{ key = "ctrl+a" }', "task 'move', solution[1]: 'key' is no key; did you mean 'keys'?"),
-    ('{ keys = "ctrl+a" }', '{ keys = "ctrl+a", click = "b" }', "task 'move', solution[1]: must have one of click, double_click, triple_click, right_click, hover, drag, choose, type, keys, goto, answer, wait; it has click and keys"),
+    ('{ keys = "ctrl+a" }', '{ keys = "ctrl+a", click = "b" }', "task 'move', solution[1]: must have one of click, double_click, triple_click, right_click, hover, drag, choose, type, keys, goto, answer, wait, action; it has click and keys"),
+    ('{ keys = "ctrl+a" }', '{ action = { kind = "click", x = 3 } }', "task 'move', solution[1]: action: click.y: is missing"),
     ('{ keys = "ctrl+a" }', '{ drag = "a" }', "task 'move', solution[1]: drag and to belong together"),
     ('{ click = ".card", text = "{card}" }', '{ answer = "x" }', "task 'move': an answer ends the episode, so it must be the last entry of the solution"),
     ('{ keys = "ctrl+a" }', '{ keys = 5 }', "task 'move', solution[1]: keys: must be a valid list, got 5"),
@@ -82,6 +88,7 @@ def test_a_mistake_is_one_line_with_its_place_and_the_fix(
     tmp_path: Path, old: str, new: str, error: str
 ) -> None:
     (tmp_path / "start.json").write_text("{}")
+    (tmp_path / "own.py").touch()
     (tmp_path / "bad.json").write_text('{"a": }')
     path = tmp_path / "tasks.toml"
     assert old in FILE

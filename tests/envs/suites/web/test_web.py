@@ -245,6 +245,14 @@ def test_a_task_is_set_up_by_requests_scripts_and_functions(make: Make) -> None:
     assert state["notes"] == "Card 7!"
 
 
+def test_a_function_that_draws_too_little_is_an_error_of_its_episode(make: Make) -> None:
+    env = make(task("{ path = 'notes', equals = '{text}' }", 'draw = "own.py:make"'))
+    with pytest.raises(
+        EnvError, match=r"own.py:make: task 'it', check\[0\].equals: \{text\} is nothing"
+    ):
+        begin(env)
+
+
 def test_an_answer_is_checked_and_ends_the_episode(make: Make) -> None:
     more = 'draw = { n = { integer = [42, 42] } }\nsolution = [{ answer = "{n}" }]'
     env = make(task("{ read = 'answer', equals = '{n}' }", more))
@@ -402,6 +410,19 @@ def test_other_hosts_are_not_reached_by_an_action(make: Make) -> None:
     begin(env)
     env.step(Goto(url="http://localhost:1/"))
     env.step(Goto(url="file:///etc/hostname"))
+    assert env.evaluate().outcome == "pass"
+
+
+def test_a_policy_that_leaves_the_application_fails_and_is_not_invalid(make: Make) -> None:
+    env = make(task("{ script = 'document.title', equals = 'Board' }"))
+    begin(env)
+    env.gui.ask("void (location.href = 'http://elsewhere.example/')")
+    env.step(Wait(seconds=0.5))
+    assert env.evaluate() == Verdict("fail", "the application was left")
+    env = make(task("{ any = [{ script = 'true' }, { path = 'notes', equals = '' }] }"))
+    begin(env)
+    env.gui.ask("void (location.href = 'http://elsewhere.example/')")
+    env.step(Wait(seconds=0.5))
     assert env.evaluate().outcome == "pass"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +45,17 @@ SECOND = """<!doctype html><title>second</title><button id="close" onclick="wind
 frames();</script>"""
 
 
+FRAMING = """<!doctype html><body style="margin: 0"><iframe src="ADDRESS" width="200" height="200"></iframe>
+<script>addEventListener("message", ({ data }) => { window.report = data; });</script>"""
+
+REPORTING = """<!doctype html><script>
+  const report = { random: Math.random(), year: new Date().getFullYear(), clicks: 0 };
+  const send = () => parent.postMessage(report, "*");
+  addEventListener("click", () => { report.clicks += 1; send(); });
+  setTimeout(send, 200);
+</script>"""
+
+
 class Site:
     """A server with the pages; it notes the paths of its requests and has answers that wait."""
 
@@ -78,6 +91,10 @@ class Site:
                 body = HOME
             case "/second":
                 body = SECOND
+            case "/framing":
+                body = FRAMING.replace("ADDRESS", parse_qs(parts.query)["to"][0])
+            case "/reporting":
+                body = REPORTING
             case "/slow":
                 self.open.wait(self.slow_s)
             case "/never":
@@ -99,6 +116,9 @@ class Site:
                 self.open.wait()
                 handler.close_connection = True
                 return
+            case "/socket":
+                self._echo(handler)
+                return
             case "/worker.js":
                 headers["Content-Type"] = "text/javascript"
                 body = "self.addEventListener('fetch', () => {});"
@@ -110,6 +130,23 @@ class Site:
             handler.send_header(name, value)
         handler.end_headers()
         handler.wfile.write(content)
+
+    def _echo(self, handler: BaseHTTPRequestHandler) -> None:
+        """Send each message of a WebSocket back (RFC 6455); messages are shorter than 126 bytes."""
+        key = handler.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
+        handler.send_response(101)
+        for name, value in (("Upgrade", "websocket"), ("Connection", "Upgrade")):
+            handler.send_header(name, value)
+        handler.send_header("Sec-WebSocket-Accept", accept)
+        handler.end_headers()
+        handler.wfile.flush()
+        handler.close_connection = True
+        while (head := handler.rfile.read(2)) and head[0] & 15 == 1:
+            mask, message = handler.rfile.read(4), handler.rfile.read(head[1] & 127)
+            plain = bytes(byte ^ mask[at % 4] for at, byte in enumerate(message))
+            handler.wfile.write(bytes([0x81, len(plain)]) + plain)
+            handler.wfile.flush()
 
     def close(self) -> None:
         """End the server and what waits in it."""

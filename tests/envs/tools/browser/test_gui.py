@@ -52,7 +52,7 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def shared_gui() -> Iterator[BrowserGui]:
-    gui = BrowserGui(find_chromium, ["127.0.0.1"], OPTIONS)
+    gui = BrowserGui(find_chromium, ["127.0.0.1", "localhost"], OPTIONS)
     yield gui
     gui.close()
 
@@ -159,6 +159,15 @@ def test_a_page_has_the_clock_and_the_random_numbers_of_its_episode(
     assert all(0 <= value < 1 for value in first[:2])
 
 
+def test_a_step_takes_its_time_and_no_more_beside_an_endless_animation(gui: BrowserGui) -> None:
+    before = gui.ask("performance.now()")
+    play(gui, Move(x=5, y=5))
+    after = gui.ask("performance.now()")
+    assert isinstance(before, float | int)
+    assert isinstance(after, float | int)
+    assert round(after - before) == 525  # 500 ms and a frame for the screenshot
+
+
 def test_dialogs_are_answered_by_the_rules(gui: BrowserGui, site: Site) -> None:
     for accepts, titles in ((True, ["true", "told", "Ann"]), (False, ["false", "told", "null"])):
         begin(gui, site, accepts_dialogs=accepts)
@@ -214,6 +223,29 @@ def test_a_new_window_is_shown_and_runs_until_it_closes(gui: BrowserGui, name: s
     press(gui, "close")
     assert gui.ask("document.title") == "home"
     assert [event.kind for event in gui.take_events()] == ["tab"]
+
+
+def test_a_page_behind_a_window_may_ask_too(gui: BrowserGui) -> None:
+    gui.ask("void setTimeout(() => { document.title = confirm('behind?'); }, 900)")
+    press(gui, "window")
+    play(gui, Wait(seconds=2))
+    assert gui.ask("[document.title, opener.document.title]") == ["second", "true"]
+    press(gui, "close")
+    assert gui.ask("document.title") == "true"
+
+
+def test_a_frame_of_another_host_has_the_clock_and_rules_of_its_page(
+    gui: BrowserGui, site: Site
+) -> None:
+    with serving() as other:
+        hosts = [site.host, other.host.replace("127.0.0.1", "localhost")]
+        gui.begin(hosts, began_s=1_700_000_000.0, seed=3)
+        gui.open(site.address)
+        first = gui.ask("Math.random()")
+        gui.begin(hosts, began_s=1_700_000_000.0, seed=3)
+        gui.open(f"{site.address}framing?to=http://{hosts[1]}/reporting")
+        play(gui, Wait(seconds=1), Click(x=60, y=60))
+        assert gui.ask("[report.random, report.year, report.clicks]") == [first, 2023, 1]
 
 
 def test_only_so_many_windows_open(gui: BrowserGui) -> None:
@@ -364,7 +396,7 @@ def test_a_server_that_does_not_answer_or_answers_with_an_error_is_an_error(site
         with pytest.raises(EnvError, match=r"/broken has status 500"):
             gui.open(f"{site.address}broken")
         gui.begin([site.host])
-        with pytest.raises(EnvError, match=r"is not ready in 3 s: 1 > 2 is not true"):
+        with pytest.raises(EnvError, match=r"the page is not ready in 3 s: 1 > 2 is not true"):
             gui.open(site.address, "1 > 2")
     finally:
         gui.close()
@@ -383,6 +415,15 @@ def test_requests_that_stay_open_do_not_stop_a_page(gui: BrowserGui) -> None:
     assert isinstance(before, float | int)
     assert isinstance(after, float | int)
     assert round(after - before) == 5025
+
+
+def test_messages_of_a_socket_reach_the_page(gui: BrowserGui, site: Site) -> None:
+    gui.ask(
+        f"""void (window.socket = new WebSocket('ws://{site.host}/socket'),
+        socket.onopen = () => socket.send('hello'),
+        socket.onmessage = ({{ data }}) => {{ document.title = data; }})"""
+    )
+    wait_until(lambda: play(gui, Wait(seconds=0.1)) and gui.ask("document.title") == "hello")
 
 
 def test_what_a_page_reports_is_noted(gui: BrowserGui) -> None:
