@@ -44,6 +44,7 @@ from envs.tools.browser.process import BINARY
 
 RESULT = "web.json"
 PHONE_SCALE = 1.0
+PATIENCE = {"program_s": 120.0, "deadline_s": 60.0}  # options for a machine that others share
 RANDOM_STEPS = 5
 SAMPLE_S = 5.0
 WORDS = ("hello", "3", "report", "ok")
@@ -107,7 +108,7 @@ def cuagym_game(folder: Path) -> Game:
         actions = list(task.actions) if solved else random_clicks(number, 1280, 720)
         return Episode(f"cuagym/{task.name}", 0, actions, solved)
 
-    return Game(f"cuagym:{folder}", {}, plan)
+    return Game(f"cuagym:{folder}", dict(PATIENCE), plan)
 
 
 def mobilegym_game(folder: Path, python: str) -> Game:
@@ -121,7 +122,8 @@ def mobilegym_game(folder: Path, python: str) -> Game:
         actions = list(solution) if solved else random_gestures(number, 360, 800)
         return Episode(f"mobilegym/{name}", seed, actions, solved)
 
-    return Game(f"mobilegym:{folder}", {"python": python, "scale": PHONE_SCALE}, plan)
+    options = {"python": python, "scale": PHONE_SCALE, "setup_s": 120.0, "deadline_s": 60.0}
+    return Game(f"mobilegym:{folder}", options, plan)
 
 
 def random_clicks(seed: int, width: int, height: int) -> list[Action]:

@@ -156,7 +156,7 @@ def run_program(path: Path, addresses: Mapping[str, str], scratch: Path) -> str:
     chrome.chmod(0o755)
     program_run = subprocess.run(
         [sys.executable, str(program)],
-        capture_output=True,
+        stdout=subprocess.PIPE,
         check=True,
         text=True,
         timeout=PROGRAM_S,

@@ -216,7 +216,7 @@ class CuagymEnv:
         """Raise EnvError if the page shows nothing, as that of a mock that is broken."""
         if self._gui.ask(SHOWS):
             return
-        self._gui.visit.settle(BLANK_MS, BLANK_MS, self._gui.options.patience_s)
+        self._gui.visit.settle(BLANK_MS, BLANK_MS)
         if not self._gui.ask(SHOWS):
             texts = [event.text for event in self._gui.take_events() if event.kind == "exception"]
             because = f": {texts[0][:200]}" if texts else ""

@@ -168,7 +168,7 @@ class MobilegymEnv:
 
     def _pass(self, ms: float) -> None:
         """Let the page's time pass, without waiting until it is still."""
-        self._gui.visit.settle(ms, ms, self._gui.options.patience_s)
+        self._gui.visit.settle(ms, ms)
 
     def _converse(self, request: Mapping[str, Any], deadline_s: float, what: str) -> dict[str, Any]:
         """Return the answer to a request, and do meanwhile what MobileGym's code asks of the page."""
