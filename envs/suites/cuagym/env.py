@@ -93,7 +93,8 @@ class CuagymEnv:
         self._program_s = program_s
         self._session: _Session | None = None
         self._verdict: Verdict | None = None  # on the present state, once it was evaluated
-        self._actions: list[Action] = []
+        self._actions: list[Action] = []  # of the episode so far
+        self._opened: tuple[str, ...] = ()  # addresses that the setup program opened in a browser
         self._over = True
         self._closed = False
 
@@ -105,21 +106,14 @@ class CuagymEnv:
             raise EnvError("the environment is closed")
         bundle = task_of(options, self._bundles, "cuagym")
         self._leave()
-        hosts, folders = {}, []
-        for mock in bundle.mocks:
-            server = self._servers.take(mock)
-            hosts[mock] = f"{HOST}:{server.port}"
-            folders += [server.folder, self._hub.mocks[mock]]
-            # From here on `_leave` gives the servers back.
-            self._session = _Session(bundle, uuid.uuid4().hex, dict(hosts), tuple(folders))
-        session = self._set_up()
-        self._gui.begin(list(hosts.values()), seed=seed or 0)
-        addresses = self._addresses(session)
-        self._gui.open(addresses[0])
-        self._look_blank(addresses[0])
+        try:
+            session = self._begin(bundle, seed or 0)
+            observation = self._gui.look()
+        except BaseException:
+            self._leave()
+            raise
         self._verdict, self._over, self._actions = None, False, []
-        info = {"instruction": _instruction(session), "app_log": self._log()}
-        return self._gui.look(), info
+        return observation, {"instruction": _instruction(session), "app_log": self._log()}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Perform the action. The reward program runs after the step that ends the episode."""
@@ -187,6 +181,22 @@ class CuagymEnv:
         self._gui.close()
         self._programs.close()
         self._servers.leave()
+
+    def _begin(self, bundle: Bundle, seed: int) -> _Session:
+        """Start the mocks, run the setup program, open the page, and return the session."""
+        hosts, folders = {}, []
+        for mock in bundle.mocks:
+            server = self._servers.take(mock)
+            hosts[mock] = f"{HOST}:{server.port}"
+            folders += [server.folder, self._hub.mocks[mock]]
+            # From here on `_leave` gives the servers back.
+            self._session = _Session(bundle, uuid.uuid4().hex, dict(hosts), tuple(folders))
+        session = self._set_up()
+        self._gui.begin(list(hosts.values()), seed=seed)
+        address = self._addresses(session)[0]
+        self._gui.open(address)
+        self._look_blank(address)
+        return session
 
     def _set_up(self) -> _Session:
         """Run the setup program and return the session with the id that it chose."""
@@ -262,8 +272,6 @@ class CuagymEnv:
                     path.unlink(missing_ok=True)
         self._programs.empty()
         self._servers.give_back(session.hosts)
-
-    _opened: tuple[str, ...] = ()
 
 
 def in_pixels(action: Action, scale: float) -> Action:

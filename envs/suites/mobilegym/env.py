@@ -91,9 +91,10 @@ class MobilegymEnv:
             "scale": scale,
         }
         answer = self._converse(request, until - time.monotonic(), f"set up {task.id}")
-        self._task, self._over, self._answer, self._verdict = task, False, None, None
         self._gui.settle()
-        return self._gui.look(), {"instruction": answer["instruction"], "app_log": self._log()}
+        observation = self._gui.look()
+        self._task, self._over, self._answer, self._verdict = task, False, None, None
+        return observation, {"instruction": answer["instruction"], "app_log": self._log()}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Perform the action. MobileGym judges after the step that ends the episode."""
