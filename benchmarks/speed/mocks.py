@@ -61,6 +61,7 @@ PHONE_TASKS: dict[str, tuple[int, Sequence[Action]]] = {
             Click(x=53, y=381),
             Click(x=180, y=157),
             Type(text="5"),
+            KeyPress(keys=["back"]),  # puts the keyboard away
             Click(x=180, y=755),
         ],
     ),
