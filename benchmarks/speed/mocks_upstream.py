@@ -117,7 +117,10 @@ async def play_bundle(
         )
         page = await context.new_page()
         await page.goto(f"http://{addresses[episode['mock']]}/?sid={sid}")
+        # A busy machine may be without requests before the application has begun.
+        await page.wait_for_function("document.body.innerText.length > 100")
         await page.wait_for_load_state("networkidle")
+        await asyncio.sleep(1.0)
         began = time.perf_counter()
         for action in episode["actions"]:
             await act(page, action)
