@@ -12,7 +12,8 @@ behind: memory (the middle of the last third above that of the second by more th
 temporary folders, sessions in the mocks, and first screens or verdicts of solutions that are not those of the first
 episode. `verdicts_equal` of `verdicts_compared` episodes have the same reward (the same judgement) in the
 upstream's way of playing the same actions (mocks_upstream.py). `steps_s_ratio` is steps a second against that
-runner, which waits as its users do, and `steps_s_ratio_unwaiting` against one that waits for nothing.
+runner: MobileGym's own with its pauses; for CUA-Gym, which plays in virtual machines, Playwright that waits for an
+idle network and half a second. `steps_s_ratio_unwaiting` is against the same without any wait.
 `broken_tasks_found` of `broken_tasks` bundles are named by `dart env check`, with `sound_tasks_blamed` others.
 """
 
