@@ -11,6 +11,7 @@ child_program    a program in another interpreter that answers requests over its
 process_tree     a process with all processes that it started
 miniwob_pages    the pages of MiniWoB++'s tasks
 app_server       a web application that is started, watched and ended
+shared_servers   servers of web applications that all environments of a process share
 browser/         a headless Chromium, whose pages draw and pass time on command
 remote/          parts of environments behind a server: addresses, replies, screenshots
 """

@@ -146,6 +146,11 @@ class AppServer:
         return Path(self._scratch.name)
 
     @property
+    def pid(self) -> int | None:
+        """The process id of the program that keeps the server; None if none runs."""
+        return self._process.pid if self._process is not None and self.running else None
+
+    @property
     def running(self) -> bool:
         """Whether the process lives."""
         return self._process is not None and self._process.poll() is None

@@ -15,7 +15,7 @@ from typing import Literal
 
 from envs.tools.browser.cdp import CdpResult
 
-ANSWERED_S = 0.1
+ANSWERED_S = 0.05
 """Seconds after the last bytes of an answer for which its request is waited for: the end of an answer that the
 page does not read is reported only once the page's time passes."""
 SOCKET_S = (
@@ -49,6 +49,7 @@ class _Request:
     waited_for_s: float  # until when nothing goes on without it
     began_s: float = 0.0
     streams: bool = False  # whether it is known to stay open
+    answered: bool = False
 
 
 class PageActivity:
@@ -63,6 +64,7 @@ class PageActivity:
         self.expired = threading.Event()  # set when the time that was granted has passed
         self.questions: deque[tuple[str, CdpResult]] = deque()
         """Events that must be answered: dialogs and file pickers."""
+        self.sent = 0  # requests so far
         self.documents = 0  # how many the page has shown
         self.moves = 0  # how often its address has changed or was loaded anew
         self.document_status = 0  # of the answer with the page's document
@@ -127,7 +129,16 @@ class PageActivity:
         """Return True if a request stays open, so that the page's time must not stand still for it."""
         oldest = time.monotonic() - self._patience_s
         with self._lock:
-            return any(each.streams or each.began_s < oldest for each in self._requests.values())
+            requests = list(self._requests.values())
+        return any(each.streams or each.began_s < oldest for each in requests) or self.has_unread()
+
+    def has_unread(self) -> bool:
+        """Return True if a request is answered and only the page, which may not read it, keeps it open."""
+        now = time.monotonic()
+        with self._lock:
+            return any(
+                each.answered and each.waited_for_s < now for each in self._requests.values()
+            )
 
     def take_events(self) -> list[PageEvent]:
         """Return the events since the last call; of many only the last ones."""
@@ -166,6 +177,7 @@ class PageActivity:
                 streams = params.get("type") == "EventSource"
                 waited_for_s = 0.0 if streams else now + self._patience_s
                 request = _Request(params["request"]["url"], waited_for_s, now, streams)
+                self.sent += 1
                 with self._lock:
                     self._requests[number] = request
             case "responseReceived":
@@ -197,6 +209,7 @@ class PageActivity:
             if request is not None and not request.streams:
                 until = time.monotonic() + ANSWERED_S
                 request.waited_for_s = min(until, request.began_s + self._patience_s)
+                request.answered = True
 
 
 def _argument(value: CdpResult) -> str:

@@ -39,6 +39,7 @@ class GuiOptions:
     )
     patience_s: float = 5.0  # seconds after which a request stays open, and is not waited for
     deadline_s: float = 20.0  # the longest answer of the page or the browser
+    phone: str = ""  # as in TabRules
 
 
 class BrowserGui:
@@ -92,6 +93,7 @@ class BrowserGui:
             seed=seed,
             accepts_dialogs=accepts_dialogs,
             uploads=tuple(uploads),
+            phone=options.phone,
         )
         self._visits += 1
         try:

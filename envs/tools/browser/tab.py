@@ -20,7 +20,7 @@ from importlib.resources import files
 from typing import Any
 
 from bus.errors import EnvError
-from envs.contract.actions import Action
+from envs.contract.actions import Action, Type
 from envs.contract.options import ImageEncoding
 from envs.contract.queueing import leave_if_given_up
 from envs.contract.screenshots import SCREEN_JPEG_QUALITY
@@ -38,6 +38,7 @@ from envs.tools.browser.inputs import PageInput
 
 FRAME_MS = 25.0  # of the page's time between two frames
 CALM_FRAMES = 2  # frames in a row without a change, of a page that is still
+DRAG_MOVES = 4  # moves of a drag between two frames
 WHEEL_FRAMES = 3  # after a turn of the wheel: the browser scrolls in the second one
 POLL_S = 0.002
 LOST_S = 0.02  # without word of the time that was granted to a document that has been left
@@ -60,6 +61,8 @@ class TabRules:
     seed: int = 0  # of the page's own random numbers
     accepts_dialogs: bool = True  # whether confirm and prompt are answered with OK
     uploads: tuple[str, ...] = ()  # the files that a file picker gets; none: it is cancelled
+    phone: str = ""
+    """The user agent of a phone with a touch screen, and with no scroll bars; empty: a computer with a mouse."""
 
 
 class Tab:
@@ -141,12 +144,34 @@ class Tab:
         if not calls:
             return
         if self._drag or any(call.params.get("buttons") and _is_move(call) for call in calls):
-            for group in _by_moves(calls):
+            # Pages that move what is dragged do so in their frames, and drop it where it was in the last one.
+            for index, group in enumerate(_by_moves(calls)):
+                if index % DRAG_MOVES == 1 or group[0].params.get("type") == "mouseReleased":
+                    self._pass(FRAME_MS)
                 self._move_or_drag(group)
+        elif isinstance(action, Type):
+            self._type(_by_strokes(calls))
         else:
             self._perform(calls)
         # After an input the page does nothing but that until a frame is drawn: answers to its requests wait.
         self._frame()
+
+    def _type(self, strokes: list[list[Call]]) -> None:
+        """Perform the strokes of a text.
+
+        A page that saves at every stroke gets the answer to one before the next; otherwise its requests, all
+        under way at once, may reach the server in another order.
+        """
+        until = time.monotonic() + self.rules.deadline_s
+        at_once = 1
+        while strokes:
+            sent_before = self.activity.sent
+            self._perform([call for stroke in strokes[:at_once] for call in stroke])
+            del strokes[:at_once]
+            self._frame()  # until then the page does nothing about answers
+            self._pass(FRAME_MS)
+            self._await_requests(until)
+            at_once = 1 if self.activity.sent > sent_before else 4 * at_once
 
     def evaluate(self, expression: str) -> Any:
         """Return the value of a JavaScript expression; if it is a promise, what it resolves to.
@@ -198,8 +223,10 @@ class Tab:
         policy = "advance" if activity.has_open() else "pauseIfNetworkFetchesPending"
         while True:
             now = time.monotonic()
-            # What was granted is lost if the page goes to another document meanwhile.
-            patience_s = LOST_S if activity.documents != document else STUCK_S
+            # What was granted is lost if the page goes to another document meanwhile, and stands still for an
+            # answer that the page does not read.
+            is_lost = activity.documents != document or activity.has_unread()
+            patience_s = LOST_S if is_lost else STUCK_S
             if granted_s == 0.0 or (now - granted_s > patience_s and not activity.is_busy()):
                 activity.expired.clear()
                 try:
@@ -340,10 +367,21 @@ class Tab:
             ),
             Call(
                 "Emulation.setDeviceMetricsOverride",
-                {"width": width, "height": height, "deviceScaleFactor": 0, "mobile": False},
+                {
+                    "width": width,
+                    "height": height,
+                    "deviceScaleFactor": 0,
+                    "mobile": bool(rules.phone),
+                },
             ),
-            Call("Runtime.runIfWaitingForDebugger", {}),
         ]
+        if rules.phone:
+            calls += [
+                Call("Emulation.setUserAgentOverride", {"userAgent": rules.phone}),
+                Call("Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 5}),
+                Call("Emulation.setScrollbarsHidden", {"hidden": True}),
+            ]
+        calls.append(Call("Runtime.runIfWaitingForDebugger", {}))
         self._answers(*calls)
         began_s = rules.began_s or time.time()
         self._set_time("pause", 0.0, initialVirtualTime=began_s)
@@ -385,6 +423,16 @@ def _by_moves(calls: Sequence[Call]) -> list[list[Call]]:
         else:
             groups.append([call])
     return groups
+
+
+def _by_strokes(calls: Sequence[Call]) -> list[list[Call]]:
+    """Return the commands that type a text in groups, one for each character."""
+    strokes: list[list[Call]] = [[]]
+    for call in calls:
+        strokes[-1].append(call)
+        if call.params.get("type") == "keyUp" or call.method == "Input.insertText":
+            strokes.append([])
+    return [stroke for stroke in strokes if stroke]
 
 
 def _is_move(call: Call) -> bool:
