@@ -51,7 +51,7 @@ CANCELLED = "cancelled"
 _LEFT_OUT = {
     "low_entropy": "the policy was most certain here; data.high_entropy leaves such steps out"
 }
-_NOT_IN_JSON = {"prompt_token_ids", "image_hashes", "sampled", "pointed"}
+_NOT_IN_JSON = {"prompt_token_ids", "image_hashes", "sampled", "pointed", "hint"}
 
 
 @dataclass(frozen=True)

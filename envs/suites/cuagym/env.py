@@ -75,6 +75,7 @@ class CuagymEnv:
 
     def __init__(
         self,
+        name: str,
         bundles: Mapping[str, Bundle],
         hub: Hub,
         gui: BrowserGui,
@@ -83,7 +84,8 @@ class CuagymEnv:
         python: str,
         program_s: float,
     ) -> None:
-        """Prepare to play `bundles`, by the ids of their tasks; nothing starts before the first reset."""
+        """Prepare to play `bundles` of suite `name`, by the ids of their tasks; the first reset starts all."""
+        self._name = name
         self._bundles = bundles
         self._hub = hub
         self._gui = gui
@@ -104,7 +106,7 @@ class CuagymEnv:
         """Start `options["task"]`, a Task of this suite or its id, with the state of its setup program."""
         if self._closed:
             raise EnvError("the environment is closed")
-        bundle = task_of(options, self._bundles, "cuagym")
+        bundle = task_of(options, self._bundles, self._name)
         self._leave()
         try:
             session = self._begin(bundle, seed or 0)

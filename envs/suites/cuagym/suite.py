@@ -96,6 +96,7 @@ class CuagymSuite:
             node, SharedServers(partial(self._server, node), start_s=START_S, most=MOST_IDLE)
         )
         return CuagymEnv(
+            self.name,
             self._bundles,
             self._hub,
             gui,

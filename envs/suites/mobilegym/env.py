@@ -43,6 +43,7 @@ class MobilegymEnv:
 
     def __init__(
         self,
+        name: str,
         find_tasks: Callable[[], Mapping[str, Task]],
         gui: BrowserGui,
         servers: SharedServers,
@@ -50,7 +51,8 @@ class MobilegymEnv:
         program: Callable[[], ChildProgram],
         limits: Limits,
     ) -> None:
-        """Prepare; the first reset starts the server, the browser and MobileGym's code."""
+        """Prepare to play suite `name`; the first reset starts the server, the browser and MobileGym's code."""
+        self._name = name
         self._find_tasks = find_tasks
         self._gui = gui
         self._servers = servers
@@ -72,7 +74,7 @@ class MobilegymEnv:
         """Start `options["task"]`, a Task of this suite or its id; the seed chooses its parameters."""
         if self._closed:
             raise EnvError("the environment is closed")
-        task = task_of(options, self._find_tasks(), "mobilegym")
+        task = task_of(options, self._find_tasks(), self._name)
         self._leave()
         server = self._servers.take(SERVER)
         self._has_server = True

@@ -95,6 +95,7 @@ class MobilegymSuite:
             node, SharedServers(partial(self._server, node), start_s=START_S, most=1)
         )
         return MobilegymEnv(
+            self.name,
             partial(self._tasks, python),
             gui,
             servers,
