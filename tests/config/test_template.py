@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bus.errors import MissingPartError
 from dart_cli.config.families import with_family
 from dart_cli.config.learning_rate import with_rate
 from dart_cli.config.load import load_config
@@ -19,6 +20,7 @@ from dart_cli.config.template import (
     template_values,
     write_starter,
 )
+from envs.tools.browser.process import find_chromium
 
 ROOT = Path(__file__).parents[2]
 SUITES = {"own-env": "{}/my_env.py:GuestsSuite", "web": "web:{}/web/guests.toml"}
@@ -85,6 +87,11 @@ def test_the_full_starter_has_the_sections_that_most_runs_never_read_as_comments
 def test_a_starter_runs_as_it_is(
     tmp_path: Path, template: str, full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if template == "web":
+        try:
+            find_chromium()
+        except MissingPartError as missing:
+            pytest.skip(str(missing))
     monkeypatch.chdir(tmp_path)
     write_starter(Path("mine"), template, full=full)
     config = load_config(Path("mine/dart.toml"))
