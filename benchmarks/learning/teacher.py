@@ -1,4 +1,4 @@
-"""What is a teacher worth to a small model, and the policy itself with hints as its teacher?
+"""How much does a small model gain from a teacher, and from itself with hints as its teacher?
 
     python benchmarks/learning/teacher.py --teacher runs/teacher          # quickstart and login, 3 seeds, all arms
     python benchmarks/learning/teacher.py --parts quickstart --arms rl_alone self_distilled --seeds 0
@@ -72,7 +72,7 @@ TAUGHT, HINTED = ("train.teacher_weight=1",), ("train.teacher_weight=1", "teache
 
 @dataclass(frozen=True)
 class Part:
-    """A set of tasks, with what is played of it."""
+    """A configuration, its tasks, and how many trajectories each arm plays."""
 
     config: Path
     sets: tuple[str, ...]
@@ -149,7 +149,7 @@ class Study:
 
     @property
     def tuned(self) -> Path:
-        """The model that imitates the oracle; it is made once and the same for all seeds."""
+        """Return the model that imitates the oracle. It is made once and is the same for all seeds."""
         return self.work / "tuned"
 
 

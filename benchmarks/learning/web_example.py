@@ -9,7 +9,7 @@
 Success is that of sampled actions on held-out seeds before and after; the limit is 1. The curve is the success
 of the trajectories of the run, 64 at a time. A run that is done is kept in --work and not played again; one that was
 stopped goes on where it was. --out replaces the key `example_success` of a file that has other keys, too. The
-last line is JSON; some 15 minutes a run on two idle cores.
+last line is JSON.
 """
 
 from __future__ import annotations

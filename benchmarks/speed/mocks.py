@@ -79,7 +79,7 @@ PHONE_OTHERS = (
 
 @dataclass
 class Episode:
-    """One episode that was played."""
+    """An episode: what is played, and what came of it."""
 
     task: str
     seed: int
@@ -94,7 +94,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Game:
-    """A suite, its episodes and its random actions."""
+    """A suite, and how its episodes are planned."""
 
     suite: str
     options: dict[str, Any]
@@ -107,7 +107,7 @@ def cuagym_game(folder: Path) -> Game:
     def plan(number: int) -> Episode:
         task, turn = TASKS[number % len(TASKS)], number // len(TASKS)
         solved = turn % 2 == 0
-        actions = list(task.actions) if solved else random_clicks(number, 1280, 720)
+        actions = list(task.actions) if solved else random_clicks(number)
         return Episode(f"cuagym/{task.name}", 0, actions, solved)
 
     return Game(f"cuagym:{folder}", dict(PATIENCE), plan)
@@ -121,47 +121,54 @@ def mobilegym_game(folder: Path, python: str) -> Game:
         name, turn = names[number % len(names)], number // len(names)
         solved = turn % 2 == 0 and name in PHONE_TASKS
         seed, solution = PHONE_TASKS.get(name, (0, ()))
-        actions = list(solution) if solved else random_gestures(number, 360, 800)
+        actions = list(solution) if solved else random_gestures(number)
         return Episode(f"mobilegym/{name}", seed, actions, solved)
 
     options = {"python": python, "scale": PHONE_SCALE, "setup_s": 120.0, "deadline_s": 60.0}
     return Game(f"mobilegym:{folder}", options, plan)
 
 
-def random_clicks(seed: int, width: int, height: int) -> list[Action]:
-    """Return random actions of a mouse and a keyboard."""
+def random_actions(
+    seed: int,
+    size: tuple[int, int],
+    turn: Callable[[random.Random, int, int], Action],
+    keys: Sequence[str],
+) -> list[Action]:
+    """Return random actions on a page of `size`: clicks, turns of the page by `turn`, texts and `keys`."""
     rng = random.Random(seed)
     actions: list[Action] = []
     for _ in range(RANDOM_STEPS):
-        x, y = rng.randrange(width), rng.randrange(height)
+        x, y = rng.randrange(size[0]), rng.randrange(size[1])
         kind = rng.random()
         if kind < 0.7:
             actions.append(Click(x=x, y=y))
         elif kind < 0.8:
-            actions.append(Scroll(x=x, y=y, dy=rng.choice((-3, 3))))
+            actions.append(turn(rng, x, y))
         elif kind < 0.9:
             actions.append(Type(text=rng.choice(WORDS)))
         else:
-            actions.append(KeyPress(keys=[rng.choice(("enter", "escape", "tab"))]))
+            actions.append(KeyPress(keys=[rng.choice(keys)]))
     return actions
 
 
-def random_gestures(seed: int, width: int, height: int) -> list[Action]:
-    """Return random gestures on a phone."""
-    rng = random.Random(seed)
-    actions: list[Action] = []
-    for _ in range(RANDOM_STEPS):
-        x, y = rng.randrange(width), rng.randrange(height)
-        kind = rng.random()
-        if kind < 0.7:
-            actions.append(Click(x=x, y=y))
-        elif kind < 0.8:
-            actions.append(Drag(path=[(180, 600), (180, rng.randrange(100, 500))]))
-        elif kind < 0.9:
-            actions.append(Type(text=rng.choice(WORDS)))
-        else:
-            actions.append(KeyPress(keys=[rng.choice(("back", "home"))]))
-    return actions
+def random_clicks(seed: int) -> list[Action]:
+    """Return random actions of a mouse and a keyboard on a page of 1280x720."""
+    return random_actions(
+        seed,
+        (1280, 720),
+        lambda rng, x, y: Scroll(x=x, y=y, dy=rng.choice((-3, 3))),
+        ("enter", "escape", "tab"),
+    )
+
+
+def random_gestures(seed: int) -> list[Action]:
+    """Return random gestures on a phone of 360x800."""
+    return random_actions(
+        seed,
+        (360, 800),
+        lambda rng, _x, _y: Drag(path=[(180, 600), (180, rng.randrange(100, 500))]),
+        ("back", "home"),
+    )
 
 
 # --- episodes, two at once ----------------------------------------------------------------------

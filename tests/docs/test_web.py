@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
 
 ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 '''
-"""A page that greets whoever has logged in."""
+"""A page that greets the user who has logged in."""
 
 
 def blocks(language: str) -> list[str]:
@@ -62,6 +63,23 @@ def test_the_shown_file_is_read(tmp_path: Path) -> None:
 def test_every_key_is_named() -> None:
     keys = {*Application.model_fields, *WebTask.model_fields, *METHODS, *WANTS, *MOVES} - {"tasks"}
     assert {key for key in keys if f"`{key}`" not in PAGE} == set()
+
+
+def test_the_options_have_the_defaults_that_are_shown() -> None:
+    table = PAGE.split("| option | default |")[1].split("\n\n")[0]
+    shown = {}
+    for line in table.splitlines()[2:]:
+        names, defaults, _ = (cell.strip() for cell in line.strip("|").split("|"))
+        values = [value.strip("` ") for value in defaults.split(",")]
+        shown |= dict(zip(re.findall(r"`(\w+)`", names), values, strict=True))
+    options = inspect.signature(WebSuite.make_env).parameters.values()
+    defaults = {each.name: each.default for each in options if each.name != "self"}
+    assert shown.keys() == defaults.keys()
+    for name, default in defaults.items():
+        if isinstance(default, float):
+            assert float(shown[name]) == default, name
+    start_s = Application.model_fields["start_s"].default
+    assert f"| `start`, `start_s` | none, {start_s:g} |" in PAGE
 
 
 def test_the_shown_function_is_one() -> None:

@@ -37,7 +37,7 @@ def change(state, path, value):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers the page, and whoever sets and reads its state."""
+    """Serve the page, and requests that set and read its state."""
 
     protocol_version = "HTTP/1.1"
 

@@ -10,8 +10,8 @@ request runs a program in a process of its own, which it forks:
 `status` is the exit status, None if the program was killed at its deadline; `out` and `err` are the ends of its
 output. `opened` are the addresses with which it started a browser, which is not started. `refused` is what it
 asked for and may not have: connections to other addresses than `addresses`, files written outside `folder`,
-other programs, a model as a judge. Python's audit events are the means, which hold an honest program within
-these bounds; they are no prison for one that means harm.
+other programs, signals to processes, a model as a judge. Python's audit events are the means, which hold an
+honest program within these bounds; they are no prison for one that means harm.
 """
 
 from __future__ import annotations
@@ -207,6 +207,8 @@ def guard(
                 refuse(f"the host {args[0]}")
         elif event == "socket.bind":
             refuse("a port of its own")
+        elif event in ("os.kill", "os.killpg"):
+            refuse(f"a signal to process {args[0]}")
         elif event in PROCESS_EVENTS:
             refuse(f"the program {args[0] if args else ''}")
         elif event == "import" and args[0] == JUDGE:

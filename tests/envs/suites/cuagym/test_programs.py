@@ -89,6 +89,7 @@ def test_a_program_reaches_its_mock_and_nothing_else(programs: Programs, port: i
         ("import subprocess; subprocess.run(['ls'])", "the program ls"),
         ("import os; os.system('ls')", "the program ls"),
         ("import os; os.execv('/bin/ls', ['ls'])", "the program /bin/ls"),
+        ("import os; os.kill(os.getpid(), 0)", "a signal to process"),
         ("from reward_judge import call_llm_judge", "a model as a judge"),
         ("import ctypes; ctypes.CDLL('libc.so.6')", "a library"),
     ],
