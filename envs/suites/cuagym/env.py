@@ -115,7 +115,7 @@ class CuagymEnv:
             self._leave()
             raise
         self._verdict, self._over, self._actions = None, False, []
-        return observation, {"instruction": _instruction(session), "app_log": self._log()}
+        return observation, {"instruction": _instruction(session), "app_log": self._gui.take_log()}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Perform the action. The reward program runs after the step that ends the episode."""
@@ -128,7 +128,7 @@ class CuagymEnv:
             self._verdict = Verdict("fail", "the policy said that the task cannot be done")
         self._over = isinstance(action, Done | Fail | Answer)
         reward = (self.evaluate().reward or 0.0) if self._over else 0.0
-        return observation, reward, self._over, False, {"app_log": self._log()}
+        return observation, reward, self._over, False, {"app_log": self._gui.take_log()}
 
     def evaluate(self) -> Verdict:
         """Return the reward of the bundle's reward program as a verdict; invalid if it gives none."""
@@ -246,9 +246,6 @@ class CuagymEnv:
         return self._programs.run(
             name, text, addresses, deadline_s=self._program_s, skip_sleep=skip_sleep
         )
-
-    def _log(self) -> list[str]:
-        return [event.line for event in self._gui.take_events()]
 
     def _leave(self) -> None:
         """End the episode: its page, its session in the mocks, the files of its programs."""

@@ -96,7 +96,7 @@ class MobilegymEnv:
         self._gui.settle()
         observation = self._gui.look()
         self._task, self._over, self._answer, self._verdict = task, False, None, None
-        return observation, {"instruction": answer["instruction"], "app_log": self._log()}
+        return observation, {"instruction": answer["instruction"], "app_log": self._gui.take_log()}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Perform the action. MobileGym judges after the step that ends the episode."""
@@ -115,7 +115,7 @@ class MobilegymEnv:
             self._verdict = Verdict("fail", "the policy said that the task cannot be done")
         self._over = isinstance(action, Done | Fail | Answer)
         reward = (self.evaluate().reward or 0.0) if self._over else 0.0
-        return observation, reward, self._over, False, {"app_log": self._log()}
+        return observation, reward, self._over, False, {"app_log": self._gui.take_log()}
 
     def evaluate(self) -> Verdict:
         """Return MobileGym's judgement of the present state as a verdict; invalid if its judge failed."""
@@ -202,9 +202,6 @@ class MobilegymEnv:
             self._gui.visit  # noqa: B018 - raises if the page itself is gone
             return {"fault": str(error)}
         return {"value": None}
-
-    def _log(self) -> list[str]:
-        return [event.line for event in self._gui.take_events()]
 
     def _leave(self) -> None:
         """End the episode with the profile that it had."""

@@ -88,7 +88,7 @@ class WebEnv:
         self._max_steps = task.max_steps or self._file.application.max_steps
         self._solution = Solution(scene.instance, self._gui.ask, self._options.scale)
         instruction = scene.instance.text(task.instruction)
-        return observation, {"instruction": instruction, "app_log": self._reported()}
+        return observation, {"instruction": instruction, "app_log": self._gui.take_log()}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Perform the action and wait until the page is still. Raises EnvError."""
@@ -112,7 +112,7 @@ class WebEnv:
         truncated = not (over or self._free) and self._steps >= self._max_steps
         self._over = over or truncated
         reward = (self.evaluate().reward or 0.0) if self._over else 0.0
-        return observation, reward, over, truncated, {"app_log": self._reported()}
+        return observation, reward, over, truncated, {"app_log": self._gui.take_log()}
 
     def evaluate(self) -> Verdict:
         """Return the verdict on the application's present state.
@@ -164,10 +164,6 @@ class WebEnv:
         self._gui.close()
         if self._server is not None:
             self._server.close()
-
-    def _reported(self) -> list[str]:
-        """Return what the pages reported since the last call: console errors, failed requests, dialogs."""
-        return [event.line for event in self._gui.take_events()]
 
     def _start_server(self) -> None:
         """Start the server if none runs, or if each episode has its own."""

@@ -173,6 +173,10 @@ class BrowserGui:
         """Return what the pages did beside their screens since the last call."""
         return [] if self._visit is None else self._visit.take_events()
 
+    def take_log(self) -> list[str]:
+        """Return the events since the last call as lines, for `info["app_log"]`."""
+        return [event.line for event in self.take_events()]
+
     def leave(self) -> None:
         """End the present visit with its storage, if there is one."""
         visit, self._visit = self._visit, None
