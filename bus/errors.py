@@ -133,6 +133,10 @@ class NoOracleError(EnvError):
     """An environment has no solution of its task."""
 
 
+class NotSolvableError(NoOracleError):
+    """An environment has no oracle, for none of its tasks."""
+
+
 class ActionError(DartError):
     """A model's text is no action for the action parser; this is an ordinary outcome of a step."""
 

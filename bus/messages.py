@@ -41,6 +41,10 @@ Reward = UnitFraction
 MAX_GAUGE = 1e15
 Gauge = Annotated[float, Field(ge=-MAX_GAUGE, le=MAX_GAUGE, allow_inf_nan=False)]
 """A number that can be added up, rounded and stored."""
+APP_LOG_LINES, APP_LOG_WIDTH = 40, 300
+"""Most lines of an episode's application log, and most characters of one; a further line says if there are
+more."""
+AppLogLine = Annotated[str, Field(max_length=APP_LOG_WIDTH)]
 Role = Literal["env", "serve", "rollout", "data", "train", "status", "eval"]
 PLAYERS: tuple[Role, ...] = ("env", "serve")
 """Roles that lease tasks and submit trajectories."""
@@ -120,6 +124,17 @@ class SampledTokens(Message):
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+
+class Hint(Message):
+    """The privileged text in a step's prompt, which a teacher reads and the policy does not.
+
+    The teacher's prompt is the policy's prompt with `token_ids` in place of its tokens [start, end).
+    """
+
+    start: Count
+    end: Count
+    token_ids: Int32s
 
 
 class PointerCandidate(Message):
@@ -218,6 +233,7 @@ class Sample(Message):
     worker: str = ""  # the rollout worker that sampled it, for errors
     reward: Reward | None = None  # of its trajectory; None if groups are compared
     expected: Reward | None = None  # by the running baseline; None if groups are compared
+    hint: Hint | None = None  # None: no teacher scores it by a hint
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -303,7 +319,7 @@ class StepRecord(Request):
     sampled: SampledTokens
     worker: str  # the rollout worker that finished the completion
     text: str  # the completion, decoded
-    action: dict[str, Any] | None  # envs.contract.actions.Action as a dict; None if malformed
+    action: dict[str, Any] | None  # the first, an envs.contract.actions.Action; None if malformed
     error: str  # why the text is no action; empty if it is one
     model_s: Seconds  # time until the completion came
     env_s: Seconds  # time of the environment's step
@@ -311,8 +327,14 @@ class StepRecord(Request):
     observed_text: str = ""  # text that the policy read beside the screenshot (env.observe)
     reward: Annotated[float, Field(allow_inf_nan=False)] | None = None  # the environment's, if any
     pointed: list[PointerMap] = []  # of the completion
+    more_actions: list[dict[str, Any]] = []
+    """The actions of the completion that were performed after `action`, in order, without a screenshot in
+    between (policy.max_actions)."""
     images: list[bytes] = []
     """Encoded images of the prompt, besides `screenshot`, that no earlier step of the trajectory had."""
+    hint: Hint | None = (
+        None  # of its prompt, if the environment named the next step of its solution
+    )
 
 
 class Judgement(Message):
@@ -345,6 +367,8 @@ class TrajectoryEnd(Request):
     wall_s: Seconds
     reward: Reward | None = None  # the verdict's; None: 1.0 for pass, 0.0 for fail
     judgement: Judgement | None = None  # of a judge model that was asked
+    app_log: Annotated[list[AppLogLine], Field(max_length=APP_LOG_LINES + 1)] = []
+    """What the application reported, e.g. `step 3: TypeError: x is undefined`; see dart_cli/env/app_log.py."""
 
 
 # --- env -> rollout -------------------------------------------------------------------------
@@ -361,6 +385,7 @@ class Completion(Reply):
     engine_s: Seconds
     worker: str = ""  # the worker that answers; empty in one process
     pointed: list[PointerMap] = []  # of its pointers, in order; the partial's come first
+    hint: Hint | None = None  # of the prompt; None if the request has no `hinted_instruction`
 
 
 class ActRequest(Request):
@@ -387,6 +412,8 @@ class ActRequest(Request):
     """The whole prompt, if another program has written it; then it shows no `instruction`, `turns` and
     `observed_text`."""
     images: list[bytes] = []  # [I - 1], encoded images of `messages` before `screenshot`
+    hinted_instruction: str = ""
+    """The instruction with the next step, for the completion's `hint`; the policy does not read it."""
 
 
 # --- train -> data --------------------------------------------------------------------------

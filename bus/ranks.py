@@ -31,6 +31,8 @@ class Share(Message):
     """rank 0 -> every rank: its part of an update."""
 
     work: PackedBatch
+    hinted: PackedBatch
+    """Steps of `work` with hints in their prompts, which a teacher scores before; empty without hints."""
     looked_back: PackedBatch
     """Samples that are scored first, by the earlier weights that sampled them; usually empty."""
     looked_back_version: Integer | None  # of those weights; None if there are no such samples

@@ -4,6 +4,7 @@
 
     ui-tars-7b    configs/ui-tars-7b.toml at 1280x720
     qwen3.5-9b    configs/qwen3.5-9b.toml at 1280x720
+    qwen3.5-4b-27b  configs/qwen3.5-4b-27b.toml at 1280x720, where a teacher scores
     lora          ui-tars-7b with adapters of rank 32, at 640x360
     pointer       the same with a pointer head, at 640x360
     osworld       configs/osworld.toml with its three small tasks and one environment process; in place of virtual
@@ -37,6 +38,7 @@ SMALL = 'env.options={size="640x360"}'
 CASES = {
     "ui-tars-7b": ("ui-tars-7b.toml", ['env.options={size="1280x720"}']),
     "qwen3.5-9b": ("qwen3.5-9b.toml", ['env.options={size="1280x720"}']),
+    "qwen3.5-4b-27b": ("qwen3.5-4b-27b.toml", ['env.options={size="1280x720"}']),
     "lora": ("ui-tars-7b.toml", [SMALL, "model.lora={rank=32}"]),
     "pointer": ("ui-tars-7b.toml", [SMALL, 'policy.pointing="pointer"']),
     "osworld": ("osworld.toml", ["up.envs=1"]),

@@ -91,7 +91,7 @@ def play(arm: str, seed: int, options: argparse.Namespace, folder: Path) -> dict
                 "policy_version",
             )
         },
-        "compositions_after": result["compositions"]["after"],
+        "heldout_after": result["heldout"]["after"],
         "minutes_with_evaluations": round((time.monotonic() - began) / 60, 2),
     }
     with open_reader(run_dir) as reader, (run_dir / "logs" / "train.log").open() as log:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from dart_cli.config.architecture import Shape
 from dart_cli.config.schema import Config
 from dart_cli.config.screens import UNEVEN, screens_in_play
-from dart_cli.doctor.plan import EpisodeTokens, Plan
+from dart_cli.doctor.plan import EpisodeTokens, Plan, passes
 from dart_cli.doctor.trainer_memory import trained_parameters
 from envs.suites.osworld.container import Machine
 from envs.suites.osworld.provider import boots_at_once
@@ -209,9 +209,6 @@ def seconds_of(config: Config, plan: Plan, gpu: GpuSpeed) -> Seconds:
     shape, setup, form = plan.shape, plan.setup, plan.form
     assert plan.engine is not None
     episodes = config.data.group_size * config.data.groups_per_batch
-    # A frozen weight needs no gradient: one pass less.
-    passes = 2.0 if setup.adapters else 3.0
-    of_teacher = setup.teacher.token_operations / shape.token_operations if setup.teacher else 0.0
     work = work_of(
         shape,
         plan.episode,
@@ -220,7 +217,7 @@ def seconds_of(config: Config, plan: Plan, gpu: GpuSpeed) -> Seconds:
         completion=form.completion,
         screen=form.screen,
         share=config.data.high_entropy,
-        passes=passes + setup.recompute + setup.reference + of_teacher,
+        passes=passes(shape, setup),
         caches=config.rollout.engine != "vllm"
         or bool(config.vllm.options.get("enable_prefix_caching", True)),
         keeps=plan.engine.screens * UNEVEN >= screens_in_play(config),

@@ -95,7 +95,7 @@ def printable(line: Result) -> Result:
     of_run = ("trajectories", "updates", "updates_planned", "stopped_at", "note")
     return {
         **{name: line[name] for name in (*keys, *of_run)},
-        "compositions_after": line["compositions"]["after"],
+        "heldout_after": line["heldout"]["after"],
         "per_task_after": {name: task["after"] for name, task in line["per_task"].items()},
         "training_minutes": line["minutes"],
         "total_minutes": line["minutes_total"],

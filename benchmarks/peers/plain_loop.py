@@ -101,15 +101,17 @@ class PlainLoop:
         return episodes
 
     def _act(self, episode: Episode, text: str) -> None:
-        action, _ = self._actions.read(text, episode.screen, None)
-        if action is None:
+        actions, _ = self._actions.read(text, episode.screen, None)
+        if not actions:
             episode.is_over = True  # malformed: a failure
             return
-        episode.screen, _, terminated, truncated, _ = episode.env.step(action)
-        ends = isinstance(action, Done | Answer | Fail)
-        if ends or terminated or truncated or len(episode.steps) == episode.task.max_steps:
-            episode.is_over = True
-            episode.reward = episode.env.evaluate().reward or 0.0
+        for action in actions:
+            episode.screen, _, terminated, truncated, _ = episode.env.step(action)
+            ends = isinstance(action, Done | Answer | Fail) or terminated or truncated
+            if ends or (len(episode.steps) == episode.task.max_steps and action is actions[-1]):
+                episode.is_over = True
+                episode.reward = episode.env.evaluate().reward or 0.0
+                return
 
     def _arguments(self, sequences: list[list[int]], images: list[list[bytes]]) -> dict[str, Any]:
         inputs = self._policy.inputs(sequences, images)

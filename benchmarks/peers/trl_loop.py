@@ -87,10 +87,10 @@ class OneStep:
         rewards = []
         for completion, each in zip(completions, number, strict=True):
             screen, _ = self._begin_episode(each)
-            action, _ = self._actions.read(completion[0]["content"], screen, None)
-            if action is not None:
+            actions, _ = self._actions.read(completion[0]["content"], screen, None)
+            for action in actions:
                 self._env.step(action)
-            passed = action is not None and self._env.evaluate().outcome == "pass"
+            passed = bool(actions) and self._env.evaluate().outcome == "pass"
             rewards.append(float(passed))
         self._episodes += len(rewards)
         line = {"trajectories": self._episodes, "success": sum(rewards) / len(rewards)}

@@ -132,7 +132,7 @@ class _Direct:
         """See AsyncEnv."""
         return self._env.evaluate()
 
-    async def step(self, action: Action) -> StepResult:
+    async def step(self, action: Action, *, continues: bool = False) -> StepResult:  # noqa: ARG002
         """See AsyncEnv."""
         observation, _, terminated, truncated, _ = self._env.step(action)
         return StepResult(observation, terminated, truncated)

@@ -17,17 +17,15 @@ For a token with policy, proximal and behaviour log-probabilities p, q, b and ad
     none           1                       exp(p - q)
     ratio          1                       exp(p - b)
 
-With a teacher, whose log-probability of the token is t, the advantage of a token that the policy drew is
+With a teacher, the reward's part is multiplied by 1 - teacher_weight, and a token that it scored adds
 
-    A = (1 - teacher_weight) * (the reward's) + teacher_weight * (t - q - m), t - q held within +-20 nats
+    teacher_weight * KL(policy || teacher)
 
-without gradient (on-policy distillation). Over the tokens that the policy may draw after a prefix, the mean
-gradient of -(t - q - m) p is that of the reverse KL(policy || teacher) of this token. The prefix was drawn by
-the policy and is not differentiated (GKD, arXiv 2306.13649 section 3); MiniLLM (arXiv 2306.08543) adds what a
-token does to the gaps of later ones, which has more variance. q is of the present weights: with b in its place
-the mean would be the gradient of KL(policy || teacher) - KL(policy || behaviour). m is the mean of t - q in
-the update before: a constant changes no mean where w is exact, but truncated weights would make a bias of an
-advantage whose mean is far from 0. Demonstrations have no teacher's part: the policy did not draw them.
+of the distribution from which it was drawn, over all tokens that may follow its prefix (on-policy
+distillation). The prefix was drawn by the policy and is not differentiated (GKD, arXiv 2306.13649 section 3);
+MiniLLM (arXiv 2306.08543) adds what a token does to the gaps of later ones, which has more variance. A sampled
+KL, whose advantage of a drawn token is log t - log p, has the same mean and the noise of one draw. The KL
+needs no weight w, since it does not depend on which token was drawn.
 
 A trainer that takes one update on a batch has p = q, so r = 1 and the clip acts only under `ratio`. A
 token of a demonstration, whose b is unknown, has w = 1: its gradient is the advantage times the gradient of
@@ -64,8 +62,7 @@ class TokenStats:
     entropy: torch.Tensor  # sum of policy entropies, nats
     reference_kl: torch.Tensor  # sum of k3(policy, reference), each at most 10 nats
     taught: torch.Tensor  # count of tokens that a teacher scored
-    teacher_gap: torch.Tensor  # sum of t - q over them, nats
-    teacher_clipped: torch.Tensor  # count of them with t - q outside of its bounds
+    teacher_gap: torch.Tensor  # sum of -KL(policy || teacher) over them, nats
     mismatch_max: torch.Tensor  # largest |q - b|, nats
 
     def __add__(self, other: TokenStats) -> TokenStats:
@@ -88,7 +85,7 @@ class TokenStats:
         of_teacher = {}
         if taught := self.taught.item():
             of_teacher["teacher_gap"] = self.teacher_gap.item() / taught
-            of_teacher["teacher_clip_fraction"] = self.teacher_clipped.item() / taught
+            of_teacher["taught_fraction"] = taught / count
         return of_teacher | {
             "loss": self.loss.item(),
             "ratio_mean": self.ratio.item() / count,
@@ -124,8 +121,8 @@ def policy_loss(
     divisor: float,
     unknown: torch.Tensor | None = None,
     reference_logprobs: torch.Tensor | None = None,
-    teacher_logprobs: torch.Tensor | None = None,
-    teacher_baseline: float = 0.0,
+    teacher_gaps: torch.Tensor | None = None,
+    taught: torch.Tensor | None = None,
     entropies: torch.Tensor | None = None,
 ) -> LossOutput:
     """Return this pack's term of the objective in the module's docstring.
@@ -134,17 +131,18 @@ def policy_loss(
     (forbidden tokens and temperature included). Where `unknown` (bool) is set, the behaviour
     log-probability is not read. `weights` multiply each token's loss; a weight of 0 masks the token out of
     loss and statistics. The sum is divided by `divisor`, of the whole batch (objective.py). Gradients flow to
-    `policy_logprobs`; `entropies` are for the statistics. `teacher_baseline` is m, nats.
+    `policy_logprobs` and `teacher_gaps`; `entropies` are for the statistics. `teacher_gaps` are the negative
+    KLs to the teacher, nats, and `taught` (bool) is set where it scored; without it, it scored all tokens.
 
     The KL is the k3 estimator exp(d) - 1 - d, d = reference - policy (J. Schulman, "Approximating
     KL divergence"), clamped to at most K3_LIMIT: beyond it, for d outside [-11, 2.611], a token's KL
     has no gradient, so that one token cannot make up an update. Raises ValueError for a KL
-    without reference, and for a `teacher_weight` without `teacher_logprobs`.
+    without reference, and for a `teacher_weight` without `teacher_gaps`.
     """
     if objective.kl_beta > 0 and reference_logprobs is None:
         raise ValueError("kl_beta > 0 needs reference_logprobs")
-    if objective.teacher_weight > 0 and teacher_logprobs is None:
-        raise ValueError("teacher_weight > 0 needs teacher_logprobs")
+    if objective.teacher_weight > 0 and teacher_gaps is None:
+        raise ValueError("teacher_weight > 0 needs teacher_gaps")
     mask = weights != 0
     # where(), not a product: 0 * inf of a masked token would be nan, in value and gradient.
     policy, proximal, behaviour = (
@@ -159,16 +157,14 @@ def policy_loss(
     if objective.correction == "truncated":
         used, is_truncated = raw.clamp(max=objective.importance_cap), raw > objective.importance_cap
         used = torch.where(is_demonstrated, 1.0, used)
-    taught, gap = torch.zeros_like(mask), torch.zeros_like(proximal)
-    if teacher_logprobs is not None:
-        taught = mask & ~is_demonstrated
-        gap = torch.where(taught, teacher_logprobs.detach() - proximal, 0.0)
-        share = objective.teacher_weight
-        of_teacher = torch.where(taught, _clamped(gap) - teacher_baseline, 0.0)
-        advantages = (1.0 - share) * advantages + share * of_teacher
+    is_taught, gap = torch.zeros_like(mask), torch.zeros_like(proximal)
+    if teacher_gaps is not None:
+        is_taught = mask if taught is None else mask & taught
+        gap = torch.where(is_taught, teacher_gaps, 0.0)
+        advantages = (1.0 - objective.teacher_weight) * advantages
     ratio = _clamped(policy - (behaviour if objective.correction == "ratio" else proximal)).exp()
     clipped = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high) * advantages
-    token_loss = -used * torch.minimum(ratio * advantages, clipped)
+    token_loss = -used * torch.minimum(ratio * advantages, clipped) - objective.teacher_weight * gap
     reference_kl = torch.zeros_like(token_loss)
     if reference_logprobs is not None:
         reference = torch.where(mask, reference_logprobs.detach(), 0.0)
@@ -194,9 +190,8 @@ def policy_loss(
         mismatch_kl=total(_k3(drift), sampled),
         entropy=total(torch.zeros_like(loss) if entropies is None else entropies),
         reference_kl=total(reference_kl),
-        taught=taught.sum(),
-        teacher_gap=total(gap, taught),
-        teacher_clipped=total(gap.abs() > LOG_RATIO_LIMIT, taught),
+        taught=is_taught.sum(),
+        teacher_gap=total(gap, is_taught),
         mismatch_max=mismatch.max() if mismatch.numel() else mismatch.sum(),
     )
     return LossOutput(loss, stats)

@@ -145,9 +145,9 @@ def row(
         Literal["sampled", "greedy", "random"] | None,
         typer.Option(help="By default the first that was played.", show_default=False),
     ] = None,
-    compositions: Annotated[
+    heldout: Annotated[
         bool,
-        typer.Option("--compositions", help="The row of the compositions instead of the tasks."),
+        typer.Option("--heldout", help="The row of the tasks that are never trained on."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -159,7 +159,7 @@ def row(
 
     from dart_cli.evaluation.leaderboard import as_markdown, row_of
 
-    cells = row_of(_read(file), mode, composed=compositions)
+    cells = row_of(_read(file), mode, heldout=heldout)
     typer.echo(json.dumps(cells) if as_json else as_markdown(cells), nl=as_json)
 
 

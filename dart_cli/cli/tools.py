@@ -286,10 +286,10 @@ def init(
         ),
     ],
     template: Annotated[
-        Literal["tiny", "own-env", "9b", "7b"],
+        Literal["tiny", "own-env", "web", "9b", "7b"],
         typer.Option(
             help="`tiny`: the tiny model on multi-step tasks; learns in minutes on a CPU. `own-env`: a small model "
-            "that can read, on an environment of your own, my_env.py. `9b`: Qwen3.5-9B on GPUs. `7b`: UI-TARS-1.5-7B on GPUs."
+            "that can read, on an environment of your own, my_env.py. `web`: the same model on a web application. `9b`: Qwen3.5-9B on GPUs. `7b`: UI-TARS-1.5-7B on GPUs."
         ),
     ] = "tiny",
     full: Annotated[
@@ -309,6 +309,8 @@ def init(
     typer.echo(f"wrote {', '.join(map(str, paths))}; edit, then: dart up {path}")
     if template == "own-env":
         typer.echo("docs/your-application.md leads from your environment to a policy, step by step")
+    if template == "web":
+        typer.echo("docs/environments/web.md says how to put your application in its place")
 
 
 @tools.command(hidden=True)

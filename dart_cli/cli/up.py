@@ -31,7 +31,7 @@ from dart_cli.cli.live_display import LiveDisplay
 from dart_cli.cli.options import refuse_other
 from dart_cli.config.endpoints import weights_dir
 from dart_cli.config.schema import Config
-from dart_cli.config.task_split import composed_tasks
+from dart_cli.config.task_split import untrained_tasks
 from dart_cli.data.run_end import learned_line
 from dart_cli.data.store.open import DATABASE, open_reader
 from dart_cli.doctor.plan_findings import refuse_full
@@ -289,9 +289,9 @@ async def _bring_to_end(
 
 def _episodes_text(config: Config) -> str:
     """Return what one mode of an evaluation plays, in words."""
-    composed = bool(composed_tasks(config))
-    also = f" and {config.eval.episodes} of compositions" if composed else ""
-    return f"{config.eval.episodes} held-out episodes of the tasks{also}"
+    number = config.eval.episodes
+    also = f" and {number} of tasks never trained on" if untrained_tasks(config) else ""
+    return f"{number} episodes on fresh seeds of the trained tasks{also}"
 
 
 def finished_by(config: Config) -> str:

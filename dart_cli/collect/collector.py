@@ -141,6 +141,11 @@ def _why_none(quotas: Sequence[Quota], record: TeacherRecord | None) -> str:
     """Return why there is no success."""
     if record is not None and record.is_spent:
         return record.budget
+    if record is not None and not any(quota.episodes for quota in quotas):
+        return (
+            f"this teacher has played every seed that is tried, at earlier starts ({record.path} says how they ended); "
+            "change [teacher], or remove that file"
+        )
     reasons = Counter[str]()
     for quota in quotas:
         reasons.update(quota.reasons)
@@ -294,6 +299,7 @@ def _trajectory(episode: PlayedEpisode, source: PoolSource) -> Trajectory:
         reward=end.reward,
         verdict_reason=end.reason,
         stop_reason=end.stop_reason,
+        app_log="\n".join(end.app_log),
         steps=[_step(record) for record in episode.records],
         images={content_hash(record.screenshot): record.screenshot for record in episode.records},
         final_screenshot=end.screenshot,

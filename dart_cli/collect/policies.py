@@ -2,18 +2,20 @@
 
 OraclePolicy      answers with the environment's own solution, in the tokens of the policy
 HintedPolicy      samples from a policy whose prompt names the next step of the solution
-ActionWriter      writes an action as a completion of the policy that learns
+ActionWriter      writes actions as a completion of the policy that learns
 UnwritableError   the error for an action that the policy's language or its length does not allow
-hinted            returns an instruction that names the next step of the solution
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from bus.errors import ActionError, EngineError
 from bus.messages import ActRequest, Completion
 from bus.packed import int32s
 from dart_cli.engines.base import PromptEncoder, Responder
 from dart_cli.env.async_env import AsyncEnv
+from dart_cli.env.episode import hinted
 from dart_cli.env.step_prompts import ActionSpec
 from envs.contract.actions import Action
 
@@ -38,24 +40,24 @@ class ActionWriter:
 
     def completion(
         self,
-        action: Action,
+        actions: Sequence[Action],
         request: ActRequest,
         what: str = "solution",
         *,
         thought: str = "",
         words: str = "",
     ) -> Completion:
-        """Return the completion that means `action`; its log-probabilities are unknown.
+        """Return the completion that means `actions`; its log-probabilities are unknown.
 
         A `thought` stands where the policy has its thoughts. `words` say what is done; languages that have no
-        place for them leave them out. `what` names the action in errors. Raises UnwritableError, and
+        place for them leave them out. `what` names the actions in errors. Raises UnwritableError, and
         EngineError for a prompt that cannot be built.
         """
         opening = self._prompt_encoder.closed_thought(thought or words)
         line = (words if thought else "") if opening else (words or thought)
-        coordinates = self._action_spec.coordinate_map_of(request.width, request.height)
+        size = request.width, request.height
         try:
-            text = opening + self._action_spec.action_parser.format(action, coordinates, line)
+            text = opening + self._action_spec.write(actions, size, line)
         except ActionError as error:
             raise UnwritableError(
                 f"the policy's action parser cannot write the {what}: {error}"
@@ -90,7 +92,7 @@ class OraclePolicy:
     async def act(self, request: ActRequest) -> Completion:
         """Return the next step of the solution. Raises EnvError, and EngineError if it cannot be written."""
         action, _hint = await self._env.solve()
-        return self._writer.completion(action, request)
+        return self._writer.completion([action], request)
 
 
 class HintedPolicy:
@@ -104,23 +106,9 @@ class HintedPolicy:
     async def act(self, request: ActRequest) -> Completion:
         """Return a completion that was sampled with the hint. Raises EnvError, EngineError."""
         instruction = await hinted(self._env, request, self._action_spec)
-        question = request.model_copy(update={"instruction": instruction})
+        question = request
+        if instruction:
+            question = request.model_copy(update={"instruction": instruction})
         completion = await self._responder.answer(question)
         plain_prompt = self._responder.prompt_encoder.encode_prompt(request)
         return completion.model_copy(update={"prompt_token_ids": int32s(plain_prompt)})
-
-
-async def hinted(env: AsyncEnv, request: ActRequest, action_spec: ActionSpec) -> str:
-    """Return the instruction with the next step: the environment's hint, else the text of the action.
-
-    `action_spec` is that of the model that reads it. Raises EnvError.
-    """
-    action, hint = await env.solve()
-    if hint:
-        return hint
-    coordinates = action_spec.coordinate_map_of(request.width, request.height)
-    try:
-        text = action_spec.action_parser.format(action, coordinates)
-    except ActionError:
-        return request.instruction
-    return f"{request.instruction}\nNext: {text}"

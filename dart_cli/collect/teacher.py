@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bus.errors import ActionError, EngineError, NoAnswerError, RefusalError, UserError
+from bus.errors import ActionError, EngineError, NoAnswerError, PromptError, RefusalError, UserError
 from bus.messages import ActRequest, Completion, SampledTokens, Sampling
 from bus.packed import int32s
 from dart_cli.chat.asking import LONGEST_WISH_S, answer, ask_again
@@ -33,12 +33,13 @@ from dart_cli.chat.server import (
     SettingNames,
     chat_server,
 )
-from dart_cli.collect.policies import ActionWriter, UnwritableError, hinted
+from dart_cli.collect.policies import ActionWriter, UnwritableError
 from dart_cli.collect.teacher_record import BudgetSpentError, TeacherRecord
 from dart_cli.config.schema import MODEL_ENGINES, Config, TeacherConfig
 from dart_cli.config.teacher import teacher_config
 from dart_cli.engines.base import PromptEncoder, Responder
 from dart_cli.env.async_env import AsyncEnv
+from dart_cli.env.episode import hinted
 from dart_cli.env.step_prompts import ActionSpec, StepPrompts, action_spec_of
 from dart_cli.language.thoughts import thought_and_words
 from dart_cli.player.chosen_model import loaded_model
@@ -59,8 +60,9 @@ _SIDE = 1000  # pixels of a screen, to try the action language with
 
 REFUSED, MALFORMED, CUT_OFF = "refused", "malformed", "cut off at teacher.max_tokens"
 UNWRITABLE, TOO_LONG = "not in the policy's language", "longer than rollout.max_tokens"
+UNREADABLE = "with a prompt that the teacher cannot read"
 NO_ANSWER, NO_BUDGET = "without an answer", "at the end of the budget"
-LASTING = frozenset({REFUSED, MALFORMED, CUT_OFF, UNWRITABLE, TOO_LONG})
+LASTING = frozenset({REFUSED, MALFORMED, CUT_OFF, UNWRITABLE, TOO_LONG, UNREADABLE})
 """Reasons that another start would meet again, so that it does not play the seed again."""
 
 
@@ -126,36 +128,37 @@ class TeacherPolicy:
         assert screen is not None
         instruction = request.instruction
         if self._hints:
-            instruction = await hinted(self._env, request, self._own_spec)
+            instruction = await hinted(self._env, request, self._own_spec) or instruction
         question = self._prompts.request(
             request.trajectory_id, request.step, instruction, screen, self._sampling(request)
         )
         reply = await self._teacher.answer(question)
-        # 2. Read its action.
+        # 2. Read its actions.
         text = reply.completion.text
-        action, problem = self._prompts.read(text, screen)
-        if action is None and reply.completion.stop == "length":
+        actions, problem = self._prompts.read(text, screen)
+        if not actions and reply.completion.stop == "length":
             raise UnusableError(CUT_OFF, f"the teacher's answer was cut off: {text[-60:]!r}")
-        if action is None:
+        if not actions:
             raise UnusableError(
                 MALFORMED, f"the teacher's answer {text[:60]!r} is no action: {problem}"
             )
-        # 3. Write it as the policy would.
+        # 3. Write them as the policy would.
         thought, words = thought_and_words(text) if self._options.keep_thoughts else ("", "")
         if self._options.keep_thoughts and reply.thought:
             thought = reply.thought.strip()
         try:
             completion = self._writer.completion(
-                action, request, "teacher's action", thought=thought, words=words
+                actions, request, "teacher's action", thought=thought, words=words
             )
         except UnwritableError as error:
             raise UnusableError(TOO_LONG if error.is_long else UNWRITABLE, str(error)) from None
-        own_action, problem = self._spec.read(completion.text, screen, self._prompts.pointer)
-        if own_action is None:
+        own_actions, problem = self._spec.read(completion.text, screen, self._prompts.pointer)
+        if not own_actions:
             raise UnusableError(UNWRITABLE, f"the policy cannot read its own action: {problem}")
-        # 4. Both histories go on from the action that is performed.
+        # 4. Both histories go on from the actions that are performed.
         self._prompts.remember(reply.completion, screen)
-        self._prompts.move_pointer(own_action)
+        for action in own_actions:
+            self._prompts.move_pointer(action)
         return completion
 
     def _sampling(self, request: ActRequest) -> Sampling:
@@ -180,6 +183,10 @@ class FolderTeacher:
             images = await self._responder.preload_images(request)  # held until the answer
             completion = await self._responder.answer(request)
             del images
+        except PromptError as error:
+            raise UnusableError(
+                UNREADABLE, f"the teacher cannot read its prompt: {error}; see teacher.policy"
+            ) from None
         except EngineError as error:
             raise UnusableError(NO_ANSWER, f"the teacher gave no answer: {error}") from None
         self._record.end_request(len(completion.prompt_token_ids), len(completion.sampled))

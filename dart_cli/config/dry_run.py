@@ -21,7 +21,7 @@ from dart_cli.config.model_folder import BUILTIN, model_folder, read_json
 from dart_cli.config.rules import value_of
 from dart_cli.config.rules.check import unread
 from dart_cli.config.schema import OVER_PROVISION, Config, inner_section, section_types
-from dart_cli.config.task_split import composed_tasks, training_tasks
+from dart_cli.config.task_split import training_tasks, untrained_tasks
 from dart_cli.config.teacher import teacher_config
 from dart_cli.config.values import short_value
 
@@ -39,7 +39,7 @@ def describe(config: Config, role: Role | None = None) -> list[tuple[str, str]]:
     if role in (None, "env", "rollout", "train", "eval") and config.policy.family in FAMILIES:
         lines.append(("family", f"{config.policy.family}: {FAMILIES[config.policy.family].title}"))
         lines += [(f"policy.{entry.key}", origin_line(entry)) for entry in origins(config)]
-    if role in (None, "eval") and config.teacher.is_set:
+    if role in (None, "eval") and (config.teacher.is_set or config.train.teacher_weight):
         lines.append(("teacher", teacher_line(config)))
     if role in (None, "data"):
         lines.append(("batch", _batch(config)))
@@ -73,7 +73,7 @@ def _places(config: Config) -> Iterator[tuple[str, str]]:
 def _tasks(config: Config) -> Iterator[tuple[str, str]]:
     """Yield lines about the tasks that are trained on and held out."""
     trained = [task.id for task in training_tasks(config)]
-    heldout = [task.id for task in composed_tasks(config)]
+    heldout = [task.id for task in untrained_tasks(config)]
     yield "tasks", f"{len(trained)} of {config.env.suite}: {_some(trained)}"
     yield "held out", f"{len(heldout)}, never trained on: {_some(heldout)}"
 
@@ -103,7 +103,9 @@ def teacher_line(config: Config) -> str:
     """
     teacher, share = config.teacher, config.train.teacher_weight
     if share:
-        return f"{teacher.model} scores the policy's tokens: {share:g} of each advantage"
+        name = teacher.model or "the policy"
+        hints = ", with hints" if teacher.hints else ""
+        return f"{name} scores the policy's tokens{hints}: {share:g} of the objective"
     own = teacher_config(config)
     family = own.policy.family if own.policy.family in FAMILIES else own.policy.action_parser
     if not teacher.url:

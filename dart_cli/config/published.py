@@ -4,6 +4,7 @@
     PUBLISHED      one checkpoint for each class
     OTHER_SIZES    further checkpoints of these classes
     published_of   the checkpoint of the same class as the model that a configuration names
+    small_files    what the small files of a model's folder say, or of the published checkpoint in its place
 
 `dart doctor` plans with these sizes, and a smoke test (`--smoke-test`) plays with a miniature of them. They are
 copied from the config.json of the checkpoints. Those of Qwen3.5 were read in other projects that quote them;
@@ -21,7 +22,15 @@ from typing import Any, NamedTuple
 from bus.errors import ModelError
 from dart_cli.config.architecture import FULL, LINEAR, MIXTURES
 from dart_cli.config.families import FAMILIES, Family
-from dart_cli.config.model_folder import CLASSES_CURE
+from dart_cli.config.model_folder import (
+    CLASSES_CURE,
+    Screens,
+    model_config,
+    model_folder,
+    resolve,
+    screens,
+    screens_from,
+)
 from dart_cli.config.schema import Config
 
 _ACTIVE = re.compile(r"(?<![a-z\d])a\d+(?:\.\d+)?b(?![a-z\d])", re.IGNORECASE)
@@ -341,6 +350,26 @@ def published_of(config: Config) -> Published:
     raise ModelError(
         f"model.path = {path} is no folder, and its name shows no family whose shape is published; {small_files_cure(path)}"
     )
+
+
+def small_files(config: Config) -> tuple[dict[str, Any], Screens, str]:
+    """Return (config.json, sizes of the preprocessor, name of a published checkpoint) of the model.
+
+    If the model's folder is here, the files are read from it, and the name is empty. Otherwise a published
+    checkpoint of its class stands for it. Raises ModelError.
+    """
+    path = config.model.path
+    if path.startswith("builtin:") or model_folder(path).is_dir():
+        folder = resolve(path)
+        return model_config(folder), screens(folder), ""
+    published = published_of(config)
+    if not published.is_size_of(path):
+        raise ModelError(
+            f"model.path = {path} is no folder, and the published shape of its class, {published.checkpoint}, has "
+            f"another size; {small_files_cure(path)}"
+        )
+    tree = {**published.tree, "model_type": published.model_type}
+    return tree, screens_from(published.preprocessor, model_folder(path)), published.checkpoint
 
 
 def small_files_cure(path: str) -> str:

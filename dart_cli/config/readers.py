@@ -32,6 +32,7 @@ _PLAY = ("env", "serve")
 _HISTORY = (
     "family",
     "action_parser",
+    "max_actions",
     "coordinates",
     "template",
     "history_images",
@@ -117,7 +118,7 @@ ROWS = (
     Row("train.updates", ("data", "train"), equal=_THE_END),
     Row(
         "train.teacher_weight",
-        ("train", "data"),
+        ("train", "data", "env"),
         equal="groups of equal rewards would be dropped although a teacher scores them, or the reverse",
     ),
     Row("train.max_minutes", ("data", "train"), equal=_THE_END),
@@ -147,6 +148,11 @@ ROWS = (
     Row("tune", ("tune",), free=PROCESSES),
     Row("teacher", ("data collect",), free=PROCESSES),
     Row("teacher.model", ("train", "data collect")),
+    Row(
+        "teacher.hints",
+        ("env", "train"),
+        equal="a teacher would wait for hints that no step has, or the reverse",
+    ),
 )
 
 PATHS = frozenset(

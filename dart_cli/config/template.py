@@ -31,14 +31,24 @@ CONFIG_NAME = "dart.toml"
 TEMPLATES = {
     "tiny": "the tiny model on a CPU, with seven kinds of multi-step tasks; it learns in minutes",
     "own-env": "a small model that can read, on your environment my_env.py, to edit; it learns in minutes",
+    "web": "a small model that can read, on a web application, its tasks in a file, to edit",
     "9b": "Qwen3.5-9B on GPUs; name the model's folder and your suite",
     "7b": "UI-TARS-1.5-7B on GPUs, as DART trains it; name the model's folder and your suite",
 }
-ENV_NAME = "my_env.py"
 _FILES = Path(__file__).parent / "templates"
+_BESIDE: dict[str, dict[str, str]] = {
+    "own-env": {"docs/examples/guests_env.py": "my_env.py"},
+    "web": {
+        f"docs/examples/web/{name}": f"web/{name}"
+        for name in ("guests.toml", "index.html", "server.py")
+    },
+}
+"""The files that a template needs: their paths in this repository -> in the new folder. They are in a folder of
+templates/ with the template's name, each with the suffix `.template`."""
 _CALLED = {
     "tiny": "my-run/dart.toml",
     "own-env": "docs/examples/guests.toml",
+    "web": "docs/examples/web.toml",
     "9b": "configs/qwen3.5-9b.toml",
     "7b": "configs/ui-tars-7b.toml",
 }
@@ -67,19 +77,26 @@ def write_starter(folder: Path, template: str = "tiny", *, full: bool = False) -
     The folder is made if need be. `template` is one of TEMPLATES. With `full` the file has every key. Raises
     ConfigError where a file exists already or cannot be written.
     """
-    path, env_path = folder / CONFIG_NAME, folder / ENV_NAME
+    path, beside = folder / CONFIG_NAME, _BESIDE.get(template, {})
     values = template_values(template)
     values.setdefault("run", {})["dir"] = f"runs/{folder.resolve().name}"
-    texts = {}
-    if template == "own-env":
-        attribute = values["env"]["suite"].rpartition(":")[2]
-        values["env"]["suite"] = f"{env_path}:{attribute}"
-        source = (_FILES / "own-env.py.template").read_text(encoding="utf-8")
-        texts[env_path] = source.replace("docs/examples/guests.toml", str(path))
+
+    def moved(text: str) -> str:
+        """Return a text with the paths of the new files in place of those in this repository."""
+        paths = {_CALLED[template]: path} | {old: folder / new for old, new in beside.items()}
+        for old, new in paths.items():
+            text = text.replace(old, str(new))
+        return text
+
+    values["env"]["suite"] = moved(values["env"]["suite"])
+    texts = {
+        folder / new: moved(_source(template, new).read_text(encoding="utf-8"))
+        for new in beside.values()
+    }
     texts[path] = (starter_toml if full else short_toml)(path, template, values)
     for target, text in texts.items():
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("x", encoding="utf-8") as file:
                 file.write(text)
         except FileExistsError:
@@ -89,6 +106,11 @@ def write_starter(folder: Path, template: str = "tiny", *, full: bool = False) -
                 f"cannot write {target}: {error.strerror}; name another folder"
             ) from None
     return list(texts)
+
+
+def _source(template: str, name: str) -> Path:
+    """Return the file of a template that becomes `name` in the new folder."""
+    return _FILES / template / f"{Path(name).name}.template"
 
 
 def short_toml(path: Path, template: str, values: Mapping[str, Mapping[str, Any]]) -> str:

@@ -32,7 +32,7 @@ from bus.errors import ActionError, ModelError, ProtocolError
 from bus.messages import SampledTokens, StepRecord, TrajectoryEnd
 from dart_cli.config.architecture import MIXTURES, Experts, pointer_ids, shape_of
 from dart_cli.config.model_folder import model_folder
-from dart_cli.config.schema import MODEL_ENGINES, Config, Pointing
+from dart_cli.config.schema import MODEL_ENGINES, MOST_ACTIONS, Config, Pointing
 from dart_cli.data.store.steps import in_range
 from dart_cli.language.coordinates import smart_resize
 from dart_cli.language.pointer_tokens import Triple, map_mistake, patch_mistake
@@ -92,12 +92,22 @@ def check_step(record: StepRecord, config: Config) -> None:
         )
     if bytes_each and (mistake := _routing_mistake(config, record.sampled.routing, bytes_each)):
         raise ProtocolError(f"{where}: {mistake}")
-    # 6. The hashes match the images.
+    # 6. The hint is inside of the prompt.
+    if (hint := record.hint) is not None:
+        _check_range(where, "hint", hint.token_ids)
+        if not hint.start <= hint.end <= len(record.prompt_token_ids):
+            raise ProtocolError(f"{where}: its hint is outside of its prompt")
+    # 7. The hashes match the images.
     if not record.image_hashes or record.image_hashes[-1] != content_hash(record.screenshot):
         raise ProtocolError(f"{where}: the last of image_hashes must be the screenshot's")
     for image in record.images:
         if image_type(image) is None or content_hash(image) not in record.image_hashes:
             raise ProtocolError(f"{where}: images must be PNG, JPEG or WebP, and of image_hashes")
+    # 6. A completion has a bounded number of actions.
+    if record.more_actions and (record.action is None or len(record.more_actions) >= MOST_ACTIONS):
+        raise ProtocolError(
+            f"{where}: more_actions must be at most {MOST_ACTIONS - 1}, after action"
+        )
 
 
 def check_end(end: TrajectoryEnd) -> None:

@@ -253,7 +253,7 @@ class Ledger:
         now = self._monotonic()
         self.progress.steps.add(now)
         if record.action is not None:
-            self.progress.actions.add(now)
+            self.progress.actions.add(now, 1 + len(record.more_actions))
         self.progress.own.completion(record.action is None and record.error != "")
         return Ack()
 

@@ -160,6 +160,7 @@ def _sample(step: BatchStep, place: _Place) -> Sample:
         worker=step.worker,
         reward=step.reward,
         expected=step.baseline,
+        hint=step.hint,
     )
 
 

@@ -110,10 +110,10 @@ class RunEnd:
 
     def _unattended(self) -> str:
         """Return the line of a run that has needed attention for too long; else an empty text."""
-        needed_s = time.monotonic() - self._attention_since
-        if not (self._attention and 0 < 60 * self._train.attention_minutes <= needed_s):
-            return ""
         minutes = self._train.attention_minutes
+        needed_s = time.monotonic() - self._attention_since
+        if not (self._attention and 0 < 60 * minutes <= needed_s):
+            return ""
         return f"{UNATTENDED} for {minutes:g} minutes (train.attention_minutes): {self._attention}"
 
     def _learned(self) -> str:

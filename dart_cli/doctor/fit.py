@@ -73,6 +73,8 @@ def problems(
     """
     if role in (None, "rollout") and plan.engine is not None:
         yield from _sequence(plan, config)
+    if role in (None, "train") and plan.trainer is not None:
+        yield from _teacher(plan)
     if room.on_cpu:
         if role in (None, "rollout"):
             yield from _prompts(plan, config, room)
@@ -144,6 +146,17 @@ def _sequence(plan: Plan, config: Config) -> Iterator[Finding]:
         if configured_limit == plan.positions
         else lower,
     )
+
+
+def _teacher(plan: Plan) -> Iterator[Finding]:
+    """Yield an error if the longest sequence has more tokens than the teacher that scores has positions."""
+    if 0 < plan.teacher_positions < plan.longest:
+        yield error(
+            "teacher",
+            f"the longest prompt and its completion have {plan.longest} tokens (turns of {PAST_TURN}), the teacher "
+            f"has {plan.teacher_positions} positions",
+            "set policy.history_images or history_turns lower, or choose another teacher.model",
+        )
 
 
 def _trainer(plan: Plan, config: Config, room: HostCapacity) -> Iterator[Finding]:

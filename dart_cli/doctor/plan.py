@@ -4,6 +4,7 @@ Plan            what a trainer rank, an engine and the host need
 make_plan       makes the plan from a configuration, the model's config.json and preprocessor, a kind of GPU
 EpisodeTokens   the chains of an episode, and the tokens that an engine with a prefix cache must read
 episode_tokens  counts them from the sizes of an episode
+passes          how many forward passes of the policy an update takes as long as
 
 All functions are pure. The formulas are in trainer_memory.py and host_memory.py; docs/hardware.md has tables
 of them and lists what they do not include.
@@ -15,9 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bus.errors import ActionError, ConfigError
+from bus.errors import ActionError, ConfigError, ModelError
 from dart_cli.config.architecture import Shape, shape_of
-from dart_cli.config.model_folder import Screens, model_config, model_folder
+from dart_cli.config.model_folder import Screens
+from dart_cli.config.published import small_files
 from dart_cli.config.schema import MODEL_ENGINES, Config
 from dart_cli.config.schema.rollout import KV_CACHE_MB, PREFIX_CACHE_MB
 from dart_cli.config.screens import SCREEN, screen_of, screens_in_play
@@ -86,6 +88,8 @@ class Plan:
     engine: EnginePlan | None  # None if it samples without a model
     host: HostPlan
     positions: int  # most tokens of a sequence that the engine accepts; 0 for no limit
+    teacher_positions: int = 0  # most tokens that the teacher has positions for; 0 for no limit
+    teacher_published: str = ""  # checkpoint whose shape stands for the teacher's absent folder
 
 
 def make_plan(
@@ -134,16 +138,23 @@ def make_plan(
         engine=engine,
         host=host_plan(config, shape, setup, form, screen),
         positions=positions,
+        teacher_positions=_model_positions(_teacher_files(config)[0]),
+        teacher_published=_teacher_files(config)[1],
     )
 
 
 def _positions(config: Config, tree: Mapping[str, Any]) -> int:
     """Return the most tokens of prompt and completion that the engine accepts; 0 for no limit."""
-    text = tree.get("text_config")
-    positions = (text if isinstance(text, dict) else tree).get("max_position_embeddings")
-    most = positions if isinstance(positions, int) and positions > 0 else 0
+    most = _model_positions(tree)
     configured_limit = config.vllm.max_model_len if config.rollout.engine == "vllm" else 0
     return min(configured_limit, most) if configured_limit and most else configured_limit or most
+
+
+def _model_positions(tree: Mapping[str, Any]) -> int:
+    """Return the number of positions in a config.json; 0 where it has none."""
+    text = tree.get("text_config")
+    positions = (text if isinstance(text, dict) else tree).get("max_position_embeddings")
+    return positions if isinstance(positions, int) and positions > 0 else 0
 
 
 def episode_form(config: Config, screen: int, steps: int = STEPS) -> EpisodeForm:
@@ -180,18 +191,41 @@ def trainer_setup(
         recompute=train.recompute == "layer",
         offload=train.offload == "optimizer",
         freeze_vision=config.model.freeze_vision,
-        reference=train.kl_beta > 0,
+        reference=train.kl_beta > 0 or (train.teacher_weight > 0 and not config.teacher.model),
         teacher=_teacher(config),
+        is_taught=config.train.teacher_weight > 0,
         adapters=shape_of(tree).adapters(lora.rank) if lora else 0,
         points=config.policy.pointing == "pointer",
     )
 
 
 def _teacher(config: Config) -> Shape | None:
-    """Return the shape of the teacher that scores tokens; None without one. Raises ModelError."""
-    if not config.train.teacher_weight:
-        return None
-    return shape_of(model_config(model_folder(config.teacher.model)))
+    """Return the shape of a teacher of its own weights that scores; None without one. Raises ModelError."""
+    tree, _ = _teacher_files(config)
+    return shape_of(tree) if tree else None
+
+
+def _teacher_files(config: Config) -> tuple[dict[str, Any], str]:
+    """Return (config.json, name of a published checkpoint) of the teacher that scores; both empty without one.
+
+    Raises ModelError.
+    """
+    if not (config.train.teacher_weight and config.teacher.model):
+        return {}, ""
+    model = config.model.model_copy(update={"path": config.teacher.model})
+    try:
+        tree, _, published = small_files(config.model_copy(update={"model": model}))
+    except ModelError as error:
+        raise ModelError(str(error).replace("model.path", "teacher.model")) from None
+    return tree, published
+
+
+def passes(shape: Shape, setup: TrainerSetup) -> float:
+    """Return how many forward passes of the policy the arithmetic of an update equals, for each token."""
+    # A frozen weight needs no gradient: one pass less.
+    own = (2.0 if setup.adapters else 3.0) + setup.recompute + setup.reference
+    teacher = setup.teacher
+    return own + (teacher.token_operations / shape.token_operations if teacher else 0.0)
 
 
 def _engine(

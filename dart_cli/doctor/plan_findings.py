@@ -14,30 +14,26 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from bus.errors import ConfigError, DartError, ModelError
+from bus.errors import ConfigError, DartError, ModelError, UserError
 from dart_cli.config.devices import gpus_here, listed_gpus
 from dart_cli.config.model_folder import (
     BUILTIN,
-    Screens,
-    model_config,
-    model_folder,
     model_problem,
-    resolve,
-    screens,
-    screens_from,
 )
-from dart_cli.config.published import published_of, small_files_cure
+from dart_cli.config.published import small_files
 from dart_cli.config.rules import Finding
-from dart_cli.config.schema import MODEL_ENGINES, Config, UpConfig
+from dart_cli.config.schema import MODEL_ENGINES, Config, TrainConfig, UpConfig
 from dart_cli.config.screens import screen_of, screen_of_suite, screens_in_play
 from dart_cli.config.task_split import training_tasks
+from dart_cli.config.teacher import teacher_config, teachers_words
 from dart_cli.doctor.fit import HostCapacity, gb, problems, together_at_most
 from dart_cli.doctor.host_memory import HostPart, screen_caches
 from dart_cli.doctor.machine import gpu_kinds, main_memory
-from dart_cli.doctor.plan import H100, HEADER, STEPS, Plan, make_plan
+from dart_cli.doctor.plan import H100, HEADER, STEPS, Plan, make_plan, passes
 from dart_cli.runtime.findings import error, error_of, ok, sentence, warning
 
 if TYPE_CHECKING:
@@ -96,6 +92,32 @@ def plan(config: Config, steps: int | None = None) -> Iterator[Finding]:
             # The first one repeats the line of the plan.
             yield _as_plan(finding, f"; planned: {text}" if finding is own[0] else "")
     yield from (_as_plan(finding) for finding in findings if finding.subject == "gpus")
+    yield from _playing_teacher(config, steps)
+
+
+def _playing_teacher(config: Config, steps: int | None) -> Iterator[Finding]:
+    """Yield the room that a teacher's folder has to play in; a warning if its own prompts are too long for it."""
+    if not config.teacher.model or config.teacher.url:
+        return
+    try:
+        own = teacher_config(config)
+        own = own.model_copy(update={"up": UpConfig(), "train": TrainConfig()})
+        planned = plan_on_host(own, steps)
+    except UserError:  # reported by run_checks.teacher, or above
+        return
+    if planned is None or planned.plan.engine is None:
+        return
+    text = f"teacher that plays: {_engine(planned.plan, own, planned.room, 'rollout')}"
+    misfits = [
+        finding
+        for finding in problems(planned.plan, own, planned.room, "rollout")
+        if (finding.subject, finding.level) == ("engine", "error")
+    ]
+    if not misfits:
+        yield ok("plan", text)
+    for finding in misfits:  # the run itself is not concerned: its teacher may only score
+        problem = f"{text.partition(':')[0]}: {teachers_words(finding.text)}"
+        yield warning("plan", problem, teachers_words(finding.cure))
 
 
 def _as_plan(finding: Finding, plan_text: str = "") -> Finding:
@@ -162,7 +184,7 @@ def plan_on_host(config: Config, steps: int | None = None) -> PlanOnHost | None:
     loaded = config.rollout.engine in MODEL_ENGINES or config.train.learner == "torch"
     if not loaded or config.model.path in BUILTIN:
         return None
-    tree, cut, published = _small_files(config)
+    tree, cut, published = small_files(config)
     room = _capacity(config)
     average, most, steps_from = _steps(config, steps)
     screen = screen_of(config) or screen_of_suite(config)
@@ -177,26 +199,6 @@ def plan_on_host(config: Config, steps: int | None = None) -> PlanOnHost | None:
         on_cpu=room.on_cpu,
     )
     return PlanOnHost(planned, room, steps_from, published)
-
-
-def _small_files(config: Config) -> tuple[dict[str, Any], Screens, str]:
-    """Return (config.json, sizes of the preprocessor, name of a published checkpoint) of the model.
-
-    If the model's folder is here, the files are read from it, and the name is empty. Otherwise a published
-    checkpoint of its class stands for it. Raises ModelError.
-    """
-    path = config.model.path
-    if path.startswith("builtin:") or model_folder(path).is_dir():
-        folder = resolve(path)
-        return model_config(folder), screens(folder), ""
-    published = published_of(config)
-    if not published.is_size_of(path):
-        raise ModelError(
-            f"model.path = {path} is no folder, and the published shape of its class, {published.checkpoint}, has "
-            f"another size; {small_files_cure(path)}"
-        )
-    tree = {**published.tree, "model_type": published.model_type}
-    return tree, screens_from(published.preprocessor, model_folder(path)), published.checkpoint
 
 
 def _steps(config: Config, steps: int | None) -> tuple[float, int, str]:
@@ -259,6 +261,8 @@ def plan_lines(
     yield "plan for", _assumed(plan, room, steps_from)
     if plan.trainer is not None and role in (None, "train"):
         yield "trainer", _trainer(plan, room)
+        if plan.setup.teacher is not None:
+            yield "teacher", _teacher(plan)
         yield "pack", _pack(plan, config)
     if plan.engine is not None and role in (None, "rollout"):
         yield "engine", _engine(plan, config, room, role)
@@ -295,6 +299,20 @@ def _trainer(plan: Plan, room: HostCapacity) -> str:
     return f"{prefix}{gb(need)}{where}: {_parts(plan, on_cpu=room.on_cpu)}"
 
 
+def _teacher(plan: Plan) -> str:
+    """Return the size of the teacher that scores tokens, and how much its pass adds to an update."""
+    teacher, memory = plan.setup.teacher, plan.trainer
+    assert teacher is not None
+    assert memory is not None
+    whose = f"the published shape of {plan.teacher_published}, " if plan.teacher_published else ""
+    share = passes(plan.shape, plan.setup) / passes(plan.shape, replace(plan.setup, teacher=None))
+    text = (
+        f"{whose}{teacher.parameters / 1e9:.1f} billion parameters, {gb(memory.permanent['teacher'])} of each rank; "
+        f"its forward pass makes the layers of an update take {share:.2f} times as long"
+    )
+    return text + (f"; it has {plan.teacher_positions} positions" if plan.teacher_positions else "")
+
+
 def _parts(plan: Plan, *, on_cpu: bool) -> str:
     """Return the larger parts of a trainer rank's memory."""
     memory = plan.trainer
@@ -304,7 +322,7 @@ def _parts(plan: Plan, *, on_cpu: bool) -> str:
     listed = {
         "masters, gradients, moments": trained,
         "LoRA's base" if plan.setup.adapters else "frozen vision tower": permanent["frozen"],
-        "the KL's reference": permanent["reference"],
+        "the model that the run began with": permanent["reference"],
         "the teacher": permanent["teacher"],
         "activations with recompute" if plan.setup.recompute else "activations": passing.get(
             "activations", 0

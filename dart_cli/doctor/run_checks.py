@@ -38,7 +38,7 @@ from dart_cli.config.model_folder import (
 from dart_cli.config.rules import Finding
 from dart_cli.config.rules.check import find_mistakes
 from dart_cli.config.schema import MODEL_ENGINES, Config
-from dart_cli.config.task_split import composed_tasks, trained_tasks
+from dart_cli.config.task_split import trained_tasks, untrained_tasks
 from dart_cli.data.store.open import DATABASE, LOCK, open_reader
 from dart_cli.doctor.machine import GIB
 from dart_cli.doctor.trainer_memory import WIDTH
@@ -276,11 +276,13 @@ def check_weight_sets(size: int, keep: int, free: int, place: Path) -> Finding:
 def tasks(config: Config) -> Iterator[Finding]:
     """Yield how many tasks would be played. Mistakes that `configuration` reports are not repeated."""
     try:
-        trained, composed = trained_tasks(config), composed_tasks(config)
+        trained, heldout = trained_tasks(config), untrained_tasks(config)
     except DartError:
         return
     if trained:
-        yield ok("tasks", f"{len(trained)} of suite {config.env.suite}, {len(composed)} held out")
+        yield ok(
+            "tasks", f"{len(trained)} of suite {config.env.suite}, {len(heldout)} never trained on"
+        )
     else:
         yield error("tasks", f"suite {config.env.suite} has none to train on", "set env.tasks")
 
@@ -291,9 +293,9 @@ def teacher(config: Config) -> Iterator[Finding]:
     Nothing is sent. With train.teacher_weight it scores: what is wrong then is among the mistakes of the
     configuration, and only `dart data collect` checks whether it can also play.
     """
-    if not config.teacher.is_set:
-        return
     scores = config.train.teacher_weight > 0
+    if not (config.teacher.is_set or scores):
+        return
     mistakes = list(find_mistakes(config, "train" if scores else "teacher"))
     if not scores:
         yield from mistakes

@@ -16,7 +16,7 @@ memory of an update, which needs no data.
 
 The peak of an update is in one of these phases, whichever needs most:
 
-    teacher the teacher's forward pass, which stores nothing for a backward pass
+    teacher the forward pass of a teacher of its own weights, which stores nothing for a backward pass
     head    all layers have stored their activations, and the head's gradient is computed
     norm    backward pass of the last norm; the head is still gathered, its gradient is not reduced yet
     last    backward pass of the last layer's MLP
@@ -67,8 +67,9 @@ class TrainerSetup:
     recompute: bool = False
     offload: bool = False  # masters, gradients and moments in main memory
     freeze_vision: bool = True
-    reference: bool = False  # a second model, for the KL
+    reference: bool = False  # the model that the run began with, for the KL or as a teacher
     teacher: Shape | None = None  # another model, which scores the policy's tokens
+    is_taught: bool = False  # the teacher or, with hints, the reference scores them
     adapters: int = 0  # parameters of LoRA's adapters, which alone are trained; 0 without LoRA
     points: bool = False  # whether a pointer head is trained, if the model folder has one
 
@@ -231,6 +232,8 @@ def trainer_memory(
     }
     if not setup.freeze_vision and not setup.adapters:
         phases |= _with_tower(shape, setup, phases)
+    if setup.is_taught or setup.teacher is not None:
+        phases = _with_taught(shape, setup, phases)
     if setup.teacher is not None:
         phases["teacher"] = _at_teacher(setup.teacher, setup)
     if setup.points and _gathers(setup):
@@ -280,7 +283,6 @@ def _at_teacher(teacher: Shape, setup: TrainerSetup) -> dict[str, int]:
     Its shards are gathered also where adapters are trained, since it is sharded as a model of its own.
     """
     wide = WIDTH[setup.dtype]
-    block = min(CHUNK_TOKENS, setup.predicted) * min(VOCABULARY_CHUNK, teacher.vocabulary)
     layers = sorted(map(teacher.parameters_of, range(teacher.layers)))[-2:]
     return {
         "activations": setup.tokens
@@ -290,8 +292,26 @@ def _at_teacher(teacher: Shape, setup: TrainerSetup) -> dict[str, int]:
         ),
         "features": _features(teacher, setup, wide),
         "gathered": wide * (2 * teacher.embedding + sum(layers)) if setup.sharded else 0,
-        "head": 8 * block,
     }
+
+
+def _with_taught(
+    shape: Shape, setup: TrainerSetup, phases: Mapping[UpdatePhase, dict[str, int]]
+) -> dict[UpdatePhase, dict[str, int]]:
+    """Return all phases with what the policy's pass compares itself with: a teacher's states and its head.
+
+    Beside the policy's logits of a block, the head's phase has the teacher's, once more with their exponents.
+    """
+    wide, teacher = WIDTH[setup.dtype], setup.teacher or shape
+    states = wide * setup.predicted * teacher.width
+    is_apart = setup.teacher is not None or not setup.adapters
+    head = wide * teacher.embedding if is_apart and setup.sharded else 0
+    with_taught: dict[UpdatePhase, dict[str, int]] = {
+        name: {**parts, "taught": states + head} for name, parts in phases.items()
+    }
+    block = min(CHUNK_TOKENS, setup.predicted) * min(VOCABULARY_CHUNK, shape.vocabulary)
+    with_taught["head"]["taught"] += 8 * block
+    return with_taught
 
 
 def _at_head(shape: Shape, setup: TrainerSetup) -> dict[str, int]:

@@ -14,7 +14,7 @@ from bus.errors import DartError
 from bus.messages import ActRequest, Completion
 from dart_cli.config.rules import Finding
 from dart_cli.config.schema import TRAIN_SEEDS, Config
-from dart_cli.config.task_split import trained_tasks
+from dart_cli.config.task_split import evaluated_tasks
 from dart_cli.env.async_env import AsyncEnv
 from dart_cli.env.episode import Policy
 from dart_cli.player.chosen_model import chosen_weights, loaded_model
@@ -66,7 +66,7 @@ async def _play_one(
     config: Config, results: list[tuple[PlayedEpisode, str, float]], waits: OpenWaits
 ) -> None:
     """Play an episode, and add (episode, its weights in words, seconds of loading the model) to `results`."""
-    [episode] = plan_episodes(trained_tasks(config)[:1], 1, TRAIN_SEEDS)
+    [episode] = plan_episodes(evaluated_tasks(config)[:1], 1, TRAIN_SEEDS)
     directory, version = chosen_weights(config, None)
     began = time.monotonic()
     weights = "the model's base weights" if directory is None else f"weights v{version}"

@@ -5,6 +5,7 @@ CompletionBuilder  collects the tokens of a partial, if there is one, and the to
 unsampled_tokens   makes SampledTokens of tokens that no policy sampled
 version_spans      makes spans of equal version from the version of each token
 generate_request   makes the engine's request from an ActRequest and its prompt
+hint_between       returns what a prompt with privileged text has in place of a part of another prompt
 completion         makes the reply to the environment from the engine's generation
 """
 
@@ -16,7 +17,7 @@ from itertools import groupby
 from typing import Literal
 
 from bus.errors import EngineError
-from bus.messages import ActRequest, Completion, PointerMap, SampledTokens, VersionSpan
+from bus.messages import ActRequest, Completion, Hint, PointerMap, SampledTokens, VersionSpan
 from bus.packed import int32s
 from dart_cli.engines.base import CompletionStop, GenerateRequest, Generation
 
@@ -166,7 +167,23 @@ def generate_request(
     )
 
 
-def completion(prompt_token_ids: list[int], generation: Generation, text: str) -> Completion:
+def hint_between(plain: Sequence[int], hinted: Sequence[int]) -> Hint:
+    """Return the tokens of `hinted` [Q] that are not those of the prompt `plain` [P], and their place.
+
+    What both begin and end with is not repeated, so images are mostly outside of it. The hint of an equal
+    prompt is empty.
+    """
+    shortest = min(len(plain), len(hinted))
+    start = next((i for i in range(shortest) if plain[i] != hinted[i]), shortest)
+    most = shortest - start
+    after = next((i for i in range(most) if plain[-1 - i] != hinted[-1 - i]), most)
+    tokens = int32s(hinted[start : len(hinted) - after])
+    return Hint(start=start, end=len(plain) - after, token_ids=tokens)
+
+
+def completion(
+    prompt_token_ids: list[int], generation: Generation, text: str, hint: Hint | None = None
+) -> Completion:
     """Return the reply to the environment process; `text` is the decoded generation."""
     return Completion(
         prompt_token_ids=int32s(prompt_token_ids),
@@ -176,4 +193,5 @@ def completion(prompt_token_ids: list[int], generation: Generation, text: str) -
         queue_s=generation.queue_s,
         engine_s=generation.engine_s,
         pointed=generation.pointed,
+        hint=hint,
     )

@@ -19,7 +19,12 @@ from bus.messages import (
     VersionSpan,
 )
 from dart_cli.engines.base import Engine, Generation
-from dart_cli.engines.completions import completion, generate_request, unsampled_tokens
+from dart_cli.engines.completions import (
+    completion,
+    generate_request,
+    hint_between,
+    unsampled_tokens,
+)
 from dart_cli.language.coordinates import (
     CoordinateConvention,
     CoordinateMap,
@@ -200,6 +205,9 @@ class PolicyResponder:
         generation = await self._engine.generate(
             generate_request(request, prompt.token_ids, prompt.images)
         )
-        return completion(
-            prompt.token_ids, generation, self.prompt_encoder.decode(request, generation)
-        )
+        text = self.prompt_encoder.decode(request, generation)
+        hint = None
+        if request.hinted_instruction:
+            hinted = request.model_copy(update={"instruction": request.hinted_instruction})
+            hint = hint_between(prompt.token_ids, self.prompt_encoder.encode_prompt(hinted))
+        return completion(prompt.token_ids, generation, text, hint)

@@ -23,6 +23,7 @@ from bus.errors import UserError, first_line
 from bus.heartbeat import WaitReporter
 from bus.messages import Judgement
 from dart_cli.config.schema import EnvConfig, observed_kinds
+from dart_cli.env.app_log import AppLog
 from dart_cli.env.calls import Looked, StepResult
 from dart_cli.env.carriers import MOST_HUNG, IsolatedEnv, ThreadedEnv
 from dart_cli.judge.evidence import Evidence
@@ -101,7 +102,9 @@ class AsyncEnv:
         self._waits = waits
         self._timer = timer
         self._task_id = "no task"  # of the newest reset
-        self._steps_left = 0  # until the task's limit
+        self.app_log = AppLog()  # what the application has reported since the newest reset began
+        self._steps = 0  # of the policy, since the newest reset
+        self._actions_left = 0  # until the task's limit; an environment counts actions
 
     @property
     def hung(self) -> int:
@@ -118,10 +121,12 @@ class AsyncEnv:
 
         With `free`, neither a limit nor the goal ends the episode (GuiEnv.reset).
         """
-        self._task_id, self._steps_left = task.id, task.max_steps
+        self._task_id, self._steps, self._actions_left = task.id, 0, task.max_steps
+        self.app_log = AppLog()
         payload = {"task": task, "seed": seed, "free": free}
         began = await self._call("reset", self._deadlines.reset_s, payload)
         self.screen = began.observation
+        self.app_log.add("reset", began.app_log)
         return began.observation, began.instruction
 
     async def evaluate_start(self) -> Verdict | None:
@@ -131,12 +136,17 @@ class AsyncEnv:
         )
         return verdict
 
-    async def step(self, action: Action) -> StepResult:
-        """Perform one action."""
-        self._steps_left -= 1
-        deadline_s = self._deadlines.of_step(action, last=self._steps_left <= 0)
+    async def step(self, action: Action, *, continues: bool = False) -> StepResult:
+        """Perform one action. With `continues` it is of the same completion as the one before.
+
+        To the environment the actions of a completion are single steps; to JudgedEnv they are one.
+        """
+        self._steps += not continues
+        self._actions_left -= 1
+        deadline_s = self._deadlines.of_step(action, last=self._actions_left <= 0)
         stepped: StepResult = await self._call("step", deadline_s, {"action": action})
         self.screen = stepped.observation
+        self.app_log.add(f"step {self._steps - 1}", stepped.app_log)
         return stepped
 
     async def evaluate(self) -> Verdict:
@@ -203,11 +213,12 @@ class JudgedEnv(AsyncEnv):
         self._judge, self._checks = judge, checks
         self._task: Task | None = None
         self._evidence: Evidence | None = None
+        self._actions: list[dict[str, Any]] = []  # of the newest completion
         self._in_use = False
 
     async def reset(self, task: Task, seed: int, *, free: bool = False) -> tuple[Observation, str]:
         """See AsyncEnv."""
-        self._task, self._evidence = task, None
+        self._task, self._evidence, self._actions = task, None, []
         screen, instruction = await super().reset(task, seed, free=free)
         if not free and (self._checks or not task.evaluated):
             self._evidence = self._judge.evidence(instruction, screen.screenshot)
@@ -219,11 +230,12 @@ class JudgedEnv(AsyncEnv):
             return None
         return await super().evaluate_start()
 
-    async def step(self, action: Action) -> StepResult:
+    async def step(self, action: Action, *, continues: bool = False) -> StepResult:
         """See AsyncEnv."""
+        if not continues:
+            self._note_actions()
         stepped = await super().step(action)
-        if self._evidence is not None:
-            self._evidence.add(action_to_dict(action), stepped.observation.screenshot)
+        self._actions.append(action_to_dict(action))
         return stepped
 
     async def evaluate(self) -> Verdict:
@@ -234,6 +246,7 @@ class JudgedEnv(AsyncEnv):
         task, evidence = self._task, self._evidence
         if task is None or evidence is None:
             return await super().evaluate()
+        self._note_actions()
         if not task.evaluated:
             return verdict_of(await self._ask_judge(evidence, "missing"))
         verdict = await super().evaluate()
@@ -259,6 +272,12 @@ class JudgedEnv(AsyncEnv):
             if self._in_use:
                 self._in_use = False
                 await self._judge.__aexit__(None, None, None)
+
+    def _note_actions(self) -> None:
+        """Add the newest completion's actions, and the screen after them, to the evidence."""
+        if self._evidence is not None and self._actions and self.screen is not None:
+            self._evidence.add(self._actions, self.screen.screenshot)
+        self._actions = []
 
     async def _ask_judge(self, evidence: Evidence, use: Purpose) -> Judgement:
         if not self._in_use:

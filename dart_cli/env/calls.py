@@ -13,12 +13,13 @@ import math
 import re
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, get_args
 
-from bus.errors import ActionCausedError, DartError, EnvError, NoOracleError
+from bus.errors import ActionCausedError, DartError, EnvError, NoOracleError, NotSolvableError
 from bus.messages import Outcome
+from dart_cli.env.app_log import reported_lines
 from envs.contract.actions import Action
 from envs.contract.base import GuiEnv, Observation, Solvable, Task, Verdict
 from envs.contract.elements import Element, Explorable, ScreenState
@@ -41,7 +42,7 @@ _logged: set[tuple[str, str]] = set()
 """The (call, place) of each error whose traceback this process has logged."""
 
 _KINDS: Mapping[str, type[EnvError]] = {
-    kind.__name__: kind for kind in (NoOracleError, ActionCausedError, EnvError)
+    kind.__name__: kind for kind in (NotSolvableError, NoOracleError, ActionCausedError, EnvError)
 }
 """Errors that keep their class on the way to the slot."""
 
@@ -57,6 +58,7 @@ class StepResult:
     terminated: bool
     truncated: bool
     reward: float | None = None  # of this step, finite; None if the environment gave none
+    app_log: list[str] = field(default_factory=list)  # what the application reported meanwhile
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Began:
 
     observation: Observation
     instruction: str
+    app_log: list[str] = field(default_factory=list)  # what the application reported meanwhile
 
 
 def perform(
@@ -109,7 +112,8 @@ def reset(
             f"{task.instruction!r}; fill in its fields"
         )
     screen = stored_as(_checked_observation("reset", observation), screens)
-    return Began(screen, sendable(task.instruction if instruction is None else instruction))
+    text = sendable(task.instruction if instruction is None else instruction)
+    return Began(screen, text, reported_lines("reset", info))
 
 
 def step(env: GuiEnv, action: Action, screens: StoredEncoding = "png") -> StepResult:
@@ -118,13 +122,17 @@ def step(env: GuiEnv, action: Action, screens: StoredEncoding = "png") -> StepRe
     Raises EnvError for a wrong answer of the environment.
     """
     returned = call_method(env, "step", action)
-    observation, reward, terminated, truncated, _ = unpack("step", returned, _STEP_FIELDS)
+    observation, reward, terminated, truncated, info = unpack("step", returned, _STEP_FIELDS)
     screen = stored_as(_checked_observation("step", observation), screens)
     step_reward = _finite(reward)
     if step_reward is not None and math.isnan(step_reward):
         raise wrong_return("step", "a finite number or None as its reward", reward)
     return StepResult(
-        screen, _flag("terminated", terminated), _flag("truncated", truncated), step_reward
+        screen,
+        _flag("terminated", terminated),
+        _flag("truncated", truncated),
+        step_reward,
+        reported_lines("step", info),
     )
 
 
@@ -158,10 +166,12 @@ def evaluate_start(env: GuiEnv) -> Verdict | None:
 def solve(env: GuiEnv) -> tuple[Action, str]:
     """Return (action, hint): the next action of the environment's own solution, and its hint or "".
 
-    Raises NoOracleError if the environment has no solution.
+    Raises NotSolvableError if the environment has no oracle, NoOracleError if it has no solution of the task.
     """
     if not isinstance(env, Solvable):
-        raise NoOracleError("this environment has no oracle_action (envs.contract.base.Solvable)")
+        raise NotSolvableError(
+            "this environment has no oracle_action (envs.contract.base.Solvable)"
+        )
     action = call_method(env, "oracle_action")
     if not isinstance(action, _ACTIONS):
         raise wrong_return("oracle_action", "an action of envs.contract.actions", action)

@@ -1,4 +1,4 @@
-"""One episode: reset -> (ask the policy -> read its text -> act) ... -> verdict.
+"""One episode: reset -> (ask the policy -> read its text -> perform its actions) ... -> verdict.
 
     Policy              the protocol of a policy, which answers a screen with a completion: a router, or an
                         engine of this process
@@ -10,6 +10,7 @@
     already_true        returns why an episode cannot begin
     stop_reason_after   returns why an action ended an episode
     admitted            returns the verdict that counts
+    hinted              returns an instruction that names the next step of the environment's solution
     BROKE               stop reasons after which the environment is renewed
 
 `dart env` (training) and `dart eval` (evaluation) both use this module, so that they play the same way.
@@ -19,14 +20,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from bus.errors import (
     ActionCausedError,
+    ActionError,
     BusError,
+    ConfigError,
     DartError,
     EngineError,
     EnvError,
+    NotSolvableError,
 )
 from bus.messages import (
     Ack,
@@ -151,8 +156,13 @@ class Episode:
         sink: TrajectorySink,
         action_spec: ActionSpec,
         timer: PhaseTimer | None = None,
+        *,
+        hints: bool = False,
     ) -> None:
-        """Prepare to play `task` for `lease`. `timer` is the slot's timer (`slot_timer`)."""
+        """Prepare to play `task` for `lease`. `timer` is the slot's timer (`slot_timer`).
+
+        With `hints` each step is submitted with the next step of the environment's solution, for a teacher.
+        """
         self.lease = lease
         self.phase: Phase = "reset"
         self.steps = 0  # number of submitted steps
@@ -164,6 +174,8 @@ class Episode:
         self._policy = policy
         self._sink = sink
         self._prompts = StepPrompts(action_spec)
+        self._action_spec = action_spec
+        self._hints = hints
         self._screen: Observation | None = None
         self._ack: asyncio.Task[Ack] | None = None  # the submission of the newest step, if pending
         self._began = time.monotonic()
@@ -216,19 +228,18 @@ class Episode:
             return "environment", Verdict("invalid", reason)
         for step in range(self.lease.max_steps):
             request = self._request(step, instruction, screen)
+            if self._hints:
+                request = await self._with_hint(request)
             completion, model_s = await self._ask(request)
-            action, error = self._prompts.read(completion.text, screen)
-            if action is None:
-                await self._submit(
-                    record_of(request, screen, completion, None, error, model_s, 0.0)
-                )
+            actions, error = self._prompts.read(completion.text, screen)
+            if not actions:
+                await self._submit(record_of(request, screen, completion, [], error, model_s, 0.0))
                 return "malformed", Verdict("fail", error)
             try:
-                stepped = await self._act(request, screen, completion, action, model_s)
+                stop = await self._act(request, screen, completion, actions, model_s)
             except ActionCausedError as caused:
                 return "broken", Verdict("fail", str(caused))
-            self._screen = stepped.observation
-            if (stop := stop_reason_after(action, stepped)) is not None:
+            if stop is not None:
                 return await self._evaluate(stop)
             self._prompts.remember(completion, screen)
             screen = self._screen
@@ -246,6 +257,23 @@ class Episode:
         own = sampling.model_copy(update={"seed": sampling.seed + step})
         return self._prompts.request(lease.trajectory_id, step, instruction, screen, own)
 
+    async def _with_hint(self, request: ActRequest) -> ActRequest:
+        """Return the request with the instruction that a teacher reads; unchanged if no step leads on.
+
+        Raises ConfigError if the environment has no oracle.
+        """
+        self._enter("env")
+        try:
+            instruction = await hinted(self._env, request, self._action_spec)
+        except NotSolvableError as error:
+            raise ConfigError(
+                f"teacher.hints: suite {self.lease.suite} names no next step: {error}; leave it out, and set "
+                "teacher.model to a model folder, or give the suite an oracle_action"
+            ) from error
+        except EnvError:  # the policy left every way to the goal, or this task has no solution
+            return request
+        return request.model_copy(update={"hinted_instruction": instruction})
+
     async def _ask(self, request: ActRequest) -> tuple[Completion, float]:
         """Return (completion, seconds). Raises _AbandonedError if the policy does not answer."""
         self._enter("model")
@@ -261,29 +289,38 @@ class Episode:
         request: ActRequest,
         screen: Observation,
         completion: Completion,
-        action: Action,
+        actions: Sequence[Action],
         model_s: float,
-    ) -> StepResult:
-        """Perform the action, submit the step, and return the result.
+    ) -> StopReason | None:
+        """Perform the actions, submit the step, and return why the episode is over; None if it goes on.
 
-        If the environment breaks on the action, the step is submitted before the EnvError is raised.
+        Actions after one that ends the episode are not performed. If the environment breaks on an action, the
+        step is submitted before the EnvError is raised.
         """
         self._enter("env")
         began = time.monotonic()
         broken: EnvError | None = None
-        reward = None
-        try:
-            stepped = await self._env.step(action)
+        stop, reward = None, None
+        performed: list[Action] = []
+        for action in actions:
+            performed.append(action)
+            try:
+                stepped = await self._env.step(action, continues=len(performed) > 1)
+            except EnvError as error:
+                broken = error
+                break
+            self._screen = stepped.observation
             self._prompts.move_pointer(action)
-            reward = stepped.reward
-        except EnvError as error:
-            broken = error
+            if stepped.reward is not None:
+                reward = stepped.reward if reward is None else reward + stepped.reward
+            if (stop := stop_reason_after(action, stepped)) is not None:
+                break
         seconds = time.monotonic() - began
-        record = record_of(request, screen, completion, action, "", model_s, seconds, reward)
+        record = record_of(request, screen, completion, performed, "", model_s, seconds, reward)
         await self._submit(record)
         if broken is not None:
             raise broken
-        return stepped
+        return stop
 
     async def _submit(self, record: StepRecord) -> None:
         """Begin to submit the step; the episode goes on meanwhile. Steps are sent one at a time, in order."""
@@ -313,6 +350,7 @@ class Episode:
             wall_s=time.monotonic() - self._began,
             reward=verdict.reward,
             judgement=verdict.judgement,
+            app_log=self._env.app_log.lines if self._screen else [],
         )
 
 
@@ -320,13 +358,14 @@ def record_of(
     request: ActRequest,
     screen: Observation,
     completion: Completion,
-    action: Action | None,
+    actions: Sequence[Action],
     error: str,
     model_s: float,
     env_s: float,
     reward: float | None = None,
 ) -> StepRecord:
-    """Return a step as the data service stores it."""
+    """Return a step as the data service stores it; `actions` are those that were performed."""
+    performed = [action_to_dict(action) for action in actions]
     return StepRecord(
         trajectory_id=request.trajectory_id,
         step=request.step,
@@ -337,7 +376,7 @@ def record_of(
         sampled=completion.sampled,
         worker=completion.worker,
         text=completion.text,
-        action=None if action is None else action_to_dict(action),
+        action=performed[0] if performed else None,
         error=error,
         model_s=model_s,
         env_s=env_s,
@@ -345,4 +384,23 @@ def record_of(
         observed_text=request.observed_text,
         reward=reward,
         pointed=completion.pointed,
+        hint=completion.hint,
+        more_actions=performed[1:],
     )
+
+
+async def hinted(env: AsyncEnv, request: ActRequest, action_spec: ActionSpec) -> str:
+    """Return the instruction with the next step: the environment's hint, else the text of the action.
+
+    `action_spec` is that of the model that reads it. Return "" if its language has no text for the action.
+    Raises EnvError.
+    """
+    action, hint = await env.solve()
+    if hint:
+        return hint
+    coordinates = action_spec.coordinate_map_of(request.width, request.height)
+    try:
+        text = action_spec.action_parser.format(action, coordinates)
+    except ActionError:
+        return ""
+    return f"{request.instruction}\nNext: {text}"

@@ -9,7 +9,7 @@ An episode that a teacher plays has two StepPrompts: the student's and the teach
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bus.errors import ActionError
@@ -24,6 +24,7 @@ from dart_cli.language.coordinates import (
 from dart_cli.language.history import History, Previous, history_of, previous_of
 from dart_cli.language.parsers import make_action_parser
 from dart_cli.language.parsers.base import ActionParser, PointParser, summary_of
+from dart_cli.language.parsers.several import read_actions, write_actions
 from dart_cli.language.pointer_text import split_text
 from envs.contract.actions import Action
 from envs.contract.base import Observation
@@ -47,23 +48,29 @@ class ActionSpec:
 
     def read(
         self, text: str, screen: Observation, pointer: tuple[int, int] | None
-    ) -> tuple[Action | None, str]:
-        """Return (action, "") for a text that is an action, else (None, why it is not an action).
+    ) -> tuple[list[Action], str]:
+        """Return (actions, "") for the text of a completion, or ([], why it is malformed).
 
         `pointer` is the pixel of the pointer on the screen, None where it is unknown.
         """
         try:
             coordinates = self.coordinate_map_of(screen.width, screen.height)
-            return self.action_parser.parse(text, replace(coordinates, pointer=pointer)), ""
+            at = replace(coordinates, pointer=pointer)
+            return read_actions(self.action_parser, text, at), ""
         except ActionError as error:
-            return None, str(error) or "no action"
+            return [], str(error) or "no action"
+
+    def write(self, actions: Sequence[Action], size: tuple[int, int], thought: str = "") -> str:
+        """Return the completion of actions on a screen of `size`. Raises ActionError if it cannot be written."""
+        coordinates = self.coordinate_map_of(*size)
+        return write_actions(self.action_parser, actions, coordinates, thought)
 
 
 def action_spec_of(config: Config) -> ActionSpec:
     """Return the action parser, coordinates and history that a configuration asks for."""
     policy, resize = config.policy, resize_of(config)
     return ActionSpec(
-        action_parser=make_action_parser(policy.action_parser),
+        action_parser=make_action_parser(policy.action_parser, policy.max_actions),
         history=history_of(policy),
         coordinate_map_of=lambda width, height: make_coordinate_map(
             policy.coordinates, width, height, resize
@@ -109,8 +116,8 @@ class StepPrompts:
             sampling=sampling,
         )
 
-    def read(self, text: str, screen: Observation) -> tuple[Action | None, str]:
-        """Return (action, "") for a text that is an action, else (None, why it is not an action)."""
+    def read(self, text: str, screen: Observation) -> tuple[list[Action], str]:
+        """Return (actions, "") for the text of a completion, or ([], why it is malformed)."""
         return self._action_spec.read(text, screen, self.pointer)
 
     def move_pointer(self, action: Action) -> None:

@@ -208,6 +208,7 @@ class EnvSlot:
     async def _play(self, lease: Lease) -> None:
         """Play one lease, and pause if its episode is invalid. The lease is returned if this is cancelled."""
         context, task = self._context, find_task(lease.suite, lease.task_id)
+        hints, share = context.config.teacher.hints, context.config.train.teacher_weight
         episode = Episode(
             self._env,
             lease,
@@ -216,6 +217,7 @@ class EnvSlot:
             sink=context.data_service,
             action_spec=context.action_spec,
             timer=self.timer,
+            hints=hints and share > 0,
         )
         self.episode = episode
         outcome = "invalid"

@@ -43,10 +43,11 @@ class TaskComparison(StoredModel):
 
 
 class ModeComparison(StoredModel):
-    """The comparison in one mode, over the tasks or over the compositions."""
+    """The comparison in one mode, over the trained tasks or over the others."""
 
     mode: Mode
-    composed: bool
+    heldout: bool  # whether its tasks are never trained on
+    part: str  # what its tasks are, in words
     instances: int  # with a verdict in both evaluations
     first: float  # mean over tasks of the mean over their instances
     second: float
@@ -78,8 +79,8 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
     comparisons = [
         comparison
         for mode in modes
-        for composed in (False, True)
-        if (comparison := _compare_mode(first, second, mode, composed=composed)) is not None
+        for heldout in (False, True)
+        if (comparison := _compare_mode(first, second, mode, heldout=heldout)) is not None
     ]
     if not comparisons:
         raise UserError(
@@ -123,9 +124,8 @@ def _interval_text(mode: ModeComparison) -> str:
 
 def comparison_table(comparison: Comparison, mode: ModeComparison) -> Table:
     """Return a table of one mode by task."""
-    what = "compositions" if mode.composed else "tasks"
     numbers = ("instances", comparison.first, comparison.second, "difference")
-    table = page_table(f"{mode.mode}, {what}", "task", *numbers, right=numbers)
+    table = page_table(f"{mode.mode}, {mode.part}", "task", *numbers, right=numbers)
     for row in mode.tasks:
         table.add_row(
             row.task_id,
@@ -136,7 +136,7 @@ def comparison_table(comparison: Comparison, mode: ModeComparison) -> Table:
             end_section=row is mode.tasks[-1],
         )
     table.add_row(
-        f"all {what}",
+        "all",
         str(mode.instances),
         f"{mode.first:.2f}",
         f"{mode.second:.2f}",
@@ -152,12 +152,12 @@ def difference_lines(comparison: Comparison) -> list[str]:
 
 
 def _compare_mode(
-    first: Evaluation, second: Evaluation, mode: Mode, *, composed: bool
+    first: Evaluation, second: Evaluation, mode: Mode, *, heldout: bool
 ) -> ModeComparison | None:
-    """Compare one mode over tasks or compositions; return None if the evaluations share no instance."""
+    """Compare one mode over the trained tasks of `second` or the others; return None without a shared instance."""
     verdicts = [
-        by_instance(row for row in part.episodes if (row.mode, row.composed) == (mode, composed))
-        for part in (first, second)
+        by_instance(row for row in first.episodes if row.mode == mode),
+        by_instance(row for row in second.episodes if (row.mode, row.heldout) == (mode, heldout)),
     ]
     pairs = {
         name: (verdicts[0][name], after)
@@ -174,7 +174,8 @@ def _compare_mode(
     tasks = list(_by_task(pairs))
     return ModeComparison(
         mode=mode,
-        composed=composed,
+        heldout=heldout,
+        part=second.part_name(heldout=heldout),
         instances=len(pairs),
         first=fsum(row.first for row in tasks) / len(tasks),
         second=fsum(row.second for row in tasks) / len(tasks),
@@ -230,5 +231,8 @@ def _differences(first: Evaluation, second: Evaluation) -> Iterator[str]:
     for name, one, other in differences(first.settings, second.settings):
         none = "base weights" if name == "weights" else "-"
         yield f"{name}: {one or none}, {other or none}"
+    parts = [{row.task_id: row.heldout for row in one.episodes} for one in (first, second)]
+    if tasks := [task for task, part in parts[0].items() if parts[1].get(task, part) != part]:
+        yield f"trained on in one of them only: {', '.join(tasks)}"
     if first.dart != second.dart:
         yield f"dart: {first.dart}, {second.dart}"

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter
 from bus.endpoints import make_private_dir
 from bus.errors import TaskError
 from dart_cli.config.schema import TRAIN_SEEDS, Config
-from dart_cli.config.task_split import composed_tasks, trained_tasks
+from dart_cli.config.task_split import trained_tasks, untrained_tasks
 from dart_cli.evaluation.films import Film, films_dir
 from dart_cli.evaluation.protocols import check, protocol_of
 from dart_cli.evaluation.results import (
@@ -58,7 +58,7 @@ class Planned:
     task_id: str
     seed: int
     attempt: int
-    composed: bool
+    heldout: bool  # whether its task is never trained on
     filmed: bool  # whether its screenshots are kept
 
     @property
@@ -72,20 +72,20 @@ class Plan:
     """The tasks and episodes that an evaluation plays."""
 
     trained: list[Task]  # on held-out seeds
-    composed: list[Task]  # never trained on
+    heldout: list[Task]  # never trained on
     modes: Sequence[Mode]
     episodes: list[Planned]
 
     @property
     def by_id(self) -> dict[str, Task]:
         """Task id -> task, with the step limit of the evaluation."""
-        return {task.id: task for task in (*self.trained, *self.composed)}
+        return {task.id: task for task in (*self.trained, *self.heldout)}
 
     def count(self, mode: Mode) -> int:
-        """Return the larger number of instances (task and seed) of a mode: of tasks, or of compositions."""
+        """Return the larger number of instances (task and seed) of a mode: of trained tasks, or of others."""
         instances = [row for row in self.episodes if row.mode == mode and not row.attempt]
-        composed = sum(row.composed for row in instances)
-        return max(composed, len(instances) - composed)
+        heldout = sum(row.heldout for row in instances)
+        return max(heldout, len(instances) - heldout)
 
 
 def plan_of(
@@ -99,7 +99,7 @@ def plan_of(
     limit = step_limit(config)
     parts = [
         [replace(task, max_steps=limit) if limit else task for task in part]
-        for part in (trained_tasks(config, tasks), composed_tasks(config, tasks))
+        for part in (trained_tasks(config, tasks), untrained_tasks(config, tasks))
     ]
     protocol = protocol_of(config)
     per_task = protocol.per_task if protocol and episodes is None else 0
@@ -112,7 +112,7 @@ def plan_of(
         most = RANDOM_EPISODES if mode == "random" and episodes is None else per_mode
         for attempt in range(attempts_of(config, mode)):
             first = TRAIN_SEEDS
-            for composed, part in enumerate(parts):
+            for heldout, part in enumerate(parts):
                 count = per_task * len(part) or min(per_mode, most)
                 for index, episode in enumerate(plan_episodes(part, count, first)):
                     is_early = index < FILMS_PER_TASK * len(part)
@@ -121,13 +121,13 @@ def plan_of(
                         task_id=episode.task.id,
                         seed=episode.seed,
                         attempt=attempt,
-                        composed=bool(composed),
+                        heldout=bool(heldout),
                         filmed=mode == filmed_mode and not attempt and is_early,
                     )
                 first += count if per_task else per_mode
 
     all_episodes = [episode for mode in modes for episode in of_mode(mode)]
-    return Plan(trained=parts[0], composed=parts[1], modes=modes, episodes=all_episodes)
+    return Plan(trained=parts[0], heldout=parts[1], modes=modes, episodes=all_episodes)
 
 
 def attempts_of(config: Config, mode: Mode) -> int:
@@ -290,12 +290,12 @@ class EpisodeFolder:
             if self._is_over(episode)
         ]
 
-    def counts(self, mode: Mode | None = None, *, composed: bool | None = None) -> Counts:
-        """Return the progress of the plan, or of one mode, or of its tasks or compositions."""
+    def counts(self, mode: Mode | None = None, *, heldout: bool | None = None) -> Counts:
+        """Return the progress of the plan, or of one mode, or of its trained tasks or the others."""
         episodes = [
             episode
             for episode in self.plan.episodes
-            if mode in (None, episode.mode) and composed in (None, episode.composed)
+            if mode in (None, episode.mode) and heldout in (None, episode.heldout)
         ]
         outcomes = [
             self._by_key[episode.key][-1].row.outcome
@@ -310,17 +310,24 @@ class EpisodeFolder:
         )
 
     def counts_by_part(self, mode: Mode | None = None) -> dict[tuple[Mode, bool], Counts]:
-        """Return (mode, True for compositions) -> progress, in the order of the plan."""
-        parts = dict.fromkeys((episode.mode, episode.composed) for episode in self.plan.episodes)
+        """Return (mode, True for tasks never trained on) -> progress, in the order of the plan."""
+        parts = dict.fromkeys((episode.mode, episode.heldout) for episode in self.plan.episodes)
         return {
-            (part_mode, composed): self.counts(part_mode, composed=composed)
-            for part_mode, composed in parts
+            (part_mode, heldout): self.counts(part_mode, heldout=heldout)
+            for part_mode, heldout in parts
             if mode in (None, part_mode)
         }
 
     def rows(self, mode: Mode) -> list[EpisodeRow]:
-        """Return the finished episodes of one mode, in the order of the plan."""
-        return [record.row for record in self.over if record.row.mode == mode]
+        """Return the finished episodes of one mode, in the order of the plan.
+
+        The plan says whether a task is trained on: env.tasks may have changed since an episode was played.
+        """
+        return [
+            self._by_key[episode.key][-1].row.model_copy(update={"heldout": episode.heldout})
+            for episode in self.plan.episodes
+            if episode.mode == mode and self._is_over(episode)
+        ]
 
     def films(self) -> list[Film]:
         """Return the films of finished episodes, in the order of the plan."""
@@ -364,11 +371,11 @@ def evaluation_of(
     """Return the result of an evaluation. All episodes of the plan must be finished."""
     plan = episodes.plan
     trained = [task.id for task in plan.trained]
-    composed = [task.id for task in plan.composed]
+    heldout = [task.id for task in plan.heldout]
     rows = {mode: episodes.rows(mode) for mode in plan.modes}
     all_rows = [row for part in rows.values() for row in part]
     limits = [task.max_steps for task in plan.by_id.values()]
-    return Evaluation(
+    evaluation = Evaluation(
         schema_version=SCHEMA,
         name=episodes.folder.name,
         model=config.model.path,
@@ -377,7 +384,7 @@ def evaluation_of(
         seed=TRAIN_SEEDS,
         wall_s=episodes.wall_s(),
         modes={
-            mode: mode_score(part, trained, composed, config.eval.attempts)
+            mode: mode_score(part, trained, heldout, config.eval.attempts)
             for mode, part in rows.items()
         },
         attempts=config.eval.attempts,
@@ -387,15 +394,22 @@ def evaluation_of(
         finished_at=time.time(),
         interval_method=METHOD,
         left_out=dict(left_out),
-        notes=list(_notes(all_rows, weights.version)),
         episodes=all_rows,
     )
+    return evaluation.model_copy(update={"notes": list(_notes(evaluation))})
 
 
-def _notes(rows: Sequence[EpisodeRow], policy_version: int) -> Iterator[str]:
-    """Yield sentences on what a reader of the scores must know: mixed versions, repeated episodes."""
+def _notes(evaluation: Evaluation) -> Iterator[str]:
+    """Yield sentences on what a reader must know: tasks of one instance, mixed versions, repeated episodes."""
+    rows, tasks = evaluation.episodes, {row.task_id for row in evaluation.episodes}
+    if fixed := evaluation.fixed:
+        names = f": {', '.join(fixed)}" if len(fixed) < len(tasks) else ""
+        yield (
+            f"{len(fixed)} of {len(tasks)} tasks begin alike for every seed, so that each has one instance, "
+            f"which a run that trains on the task has played{names}"
+        )
     versions = {version for row in rows if row.mode != "random" for version in row.versions}
-    if versions - {policy_version}:
+    if versions - {evaluation.policy_version}:
         names = ", ".join(f"v{version}" for version in sorted(versions))
         yield f"weights of several versions have answered ({names}): these scores belong to none of them"
     replayed = sum(row.tries > 1 for row in rows)

@@ -45,7 +45,13 @@ from dart_cli.evaluation.episodes import (
 )
 from dart_cli.evaluation.films import Film, FilmFrame, Films, films_dir, write_shot
 from dart_cli.evaluation.results import EpisodeRow, Evaluation, Mode, eval_dir
-from dart_cli.evaluation.score_tables import deviation_lines, pass_at_table, score_table, summary
+from dart_cli.evaluation.score_tables import (
+    deviation_lines,
+    headline,
+    pass_at_table,
+    score_table,
+    summary,
+)
 from dart_cli.evaluation.settings import dart_version, left_out_of, settings_of
 from dart_cli.player.chosen_model import chosen_weights, loaded_model
 from dart_cli.player.episodes import PlannedEpisode, PlayedEpisode, answered_by, each_of, play
@@ -143,7 +149,7 @@ def plan_eval(config: Config, options: EvalOptions) -> dict[str, str]:
     """Return what `run_eval` would play: subject -> text. Raises the same errors for invalid options."""
     part = _check_options(config, options)
     plan = plan_of(config, options.tasks or (), MODES[options.mode], options.episodes)
-    names = [task.id for task in (*plan.trained, *plan.composed)]
+    names = [task.id for task in (*plan.trained, *plan.heldout)]
     counts = []
     for mode in plan.modes:
         attempts = attempts_of(config, mode)
@@ -283,7 +289,7 @@ def _row(planned: Planned, episode: PlayedEpisode) -> EpisodeRow:
     end = episode.end
     return EpisodeRow(
         mode=planned.mode,
-        composed=planned.composed,
+        heldout=planned.heldout,
         task_id=planned.task_id,
         seed=planned.seed,
         attempt=planned.attempt,
@@ -294,6 +300,7 @@ def _row(planned: Planned, episode: PlayedEpisode) -> EpisodeRow:
         steps=end.steps,
         wall_s=round(episode.wall_s, 3),
         screen=episode.sink.screen,
+        start=episode.sink.start,
         versions=sorted(episode.sink.versions),
     )
 
@@ -305,7 +312,13 @@ def _film(folder: Path, episode: PlayedEpisode) -> tuple[Film, int]:
         shots.append(episode.end.screenshot)
     names = [write_shot(folder, shot) for shot in shots]
     frames = [
-        FilmFrame(screenshot=name, text=record.text, action=record.action, pointed=record.pointed)
+        FilmFrame(
+            screenshot=name,
+            text=record.text,
+            action=record.action,
+            pointed=record.pointed,
+            more_actions=record.more_actions,
+        )
         for name, record in zip(names, episode.records, strict=False)
     ]
     film = Film(
@@ -421,15 +434,15 @@ async def _progress_bar(
 
 
 def progress_note(counts: Mapping[tuple[Mode, bool], Counts], left_s: float) -> str:
-    """Return the results so far, tasks and compositions apart, and about how long the other episodes take."""
+    """Return the results so far, tasks that are never trained on apart, and about how long the other episodes take."""
     several_modes = len({mode for mode, _ in counts}) > 1
     parts = []
-    for (mode, composed), count in counts.items():
+    for (mode, heldout), count in counts.items():
         valid = count.over - count.invalid
         words = [f"{count.passed / valid:.2f} passed"] if valid else []
         words += [f"{count.invalid} invalid"] if count.invalid else []
         if len(counts) > 1 and count.over:
-            name = f"{mode} " * several_modes + ("compositions" if composed else "tasks")
+            name = f"{mode} " * several_modes + ("held-out tasks" if heldout else "tasks")
             words.insert(0, f"{name} {count.over}/{count.total}")
         parts += [" ".join(words)] if words else []
     if left_s >= 1:
@@ -499,9 +512,10 @@ def _print_result(evaluation: Evaluation, path: Path, *, as_json: bool) -> None:
         sys.stdout.write(f"{json.dumps(summary(evaluation))}\n")
         return
     console = Console(markup=False, highlight=False)
+    console.print(headline(evaluation))
     for mode, score in evaluation.modes.items():
         console.print(score_table(evaluation, mode, score))
-        if any(row.k > 1 for row in (*score.pass_at, *score.composed_pass_at)):
+        if any(row.k > 1 for row in (*score.pass_at, *score.heldout_pass_at)):
             console.print(pass_at_table(evaluation, mode, score))
     for line in deviation_lines(evaluation):
         console.print(line, soft_wrap=True)

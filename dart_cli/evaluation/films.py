@@ -30,6 +30,13 @@ class FilmFrame(StoredModel):
     action: dict[str, Any] | None = None  # None if the text was not an action
     # Where the pointers of the policy looked.
     pointed: list[PointerMap] = Field(default_factory=list)
+    # The actions that were performed after it, in order.
+    more_actions: list[dict[str, Any]] = Field(default_factory=list)
+
+    @property
+    def actions(self) -> list[dict[str, Any]]:
+        """All actions of the step, in order."""
+        return [] if self.action is None else [self.action, *self.more_actions]
 
 
 class Film(StoredModel):

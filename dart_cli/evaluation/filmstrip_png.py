@@ -147,7 +147,7 @@ def _with_marks(folder: Path, frame: FilmFrame) -> Image.Image:
     """Return the screenshot of a step with the marks of its pointers and of its action."""
     shot = heated(_open(folder / frame.screenshot), frame.pointed)
     draw, thick = ImageDraw.Draw(shot), max(2, shot.width // 100)
-    for mark in marks_of(frame.action, shot.width):
+    for mark in marks_of(frame.actions, shot.width):
         if isinstance(mark, Line):
             draw.line(mark.points, _INK, thick)
             continue

@@ -188,5 +188,5 @@ def _evidence(store: Store, judge: Judge, row: TrajectoryRow) -> Evidence:
         store.instruction(group.suite, group.task_id, [row.id]), blobs[hashes[0]]
     )
     for step, after in zip(steps, hashes[1:], strict=True):
-        evidence.add(step.action, blobs[after])
+        evidence.add(step.actions, blobs[after])
     return evidence

@@ -27,7 +27,7 @@ _IN_TABLE = (
 
 
 def row_of(
-    evaluation: Evaluation, mode: Mode | None = None, *, composed: bool = False
+    evaluation: Evaluation, mode: Mode | None = None, *, heldout: bool = False
 ) -> dict[str, object]:
     """Return the row of one mode, by default the first. Raises UserError if the mode has no score."""
     mode = mode or next(iter(evaluation.modes))
@@ -36,15 +36,17 @@ def row_of(
             f"{evaluation.name} has no episodes of mode {mode}; it has {', '.join(evaluation.modes)}"
         )
     score = evaluation.modes[mode]
-    whole, rows = (score.composed, score.compositions) if composed else (score.overall, score.tasks)
+    whole, rows = (
+        (score.heldout_overall, score.heldout) if heldout else (score.overall, score.tasks)
+    )
     if whole.success is None:
         raise UserError(
             f"{evaluation.name}: no episode of mode {mode} has a verdict, so there is no score"
         )
-    estimates = score.composed_pass_at if composed else score.pass_at
+    estimates = score.heldout_pass_at if heldout else score.pass_at
     settings, protocol = evaluation.settings, evaluation.protocol
     values: Mapping[str, object] = settings.values
-    episodes = [row for row in evaluation.episodes if (row.mode, row.composed) == (mode, composed)]
+    episodes = [row for row in evaluation.episodes if (row.mode, row.heldout) == (mode, heldout)]
     first = estimates[0] if estimates else None
     return {
         "benchmark": protocol.title if protocol else settings.suite,
@@ -54,7 +56,7 @@ def row_of(
         "suite": settings.suite,
         "suite digest": settings.suite_digest,
         "suite options": values.get("env.options", {}),
-        "part": "compositions" if composed else "tasks",
+        "part": evaluation.part_name(heldout=heldout),
         "tasks": len(rows),
         "instances": len({(row.task_id, row.seed) for row in episodes}),
         "attempts": evaluation.attempts if mode != "greedy" else 1,

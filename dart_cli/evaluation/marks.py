@@ -1,14 +1,15 @@
 """An action in words, and the marks of actions and pointers over a screenshot, for filmstrips and pages.
 
 action_words   an action as one short line
-marks_of       an action -> rings and lines over its screenshot
+step_words     the actions of a completion as one line
+marks_of       actions -> rings and lines over their screenshot
 heat_of        the heat map of a pointer, by cell
 outline        the edges of the regions in a heat map
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import cos, pi, sin
 from typing import Any
@@ -68,13 +69,24 @@ def action_words(action: Mapping[str, Any]) -> str:
     )
 
 
-def marks_of(action: Mapping[str, Any] | None, width: int) -> list[Ring | Line]:
-    """Return the marks of an action over a screenshot of `width` pixels; none if it has no coordinates.
+def step_words(actions: Sequence[Mapping[str, Any]]) -> str:
+    """Return the actions of a completion as one line: `click 77,46, then type text hello`."""
+    return ", then ".join(map(action_words, actions))
 
-    A click is a ring, a button that goes down or up half a ring, a drag or a turn of the wheel a line.
+
+def marks_of(actions: Sequence[Mapping[str, Any]], width: int) -> list[Ring | Line]:
+    """Return the marks of actions over the screenshot of `width` pixels that they answer, in order.
+
+    A click is a ring, a button that goes down or up half a ring, a drag or a turn of the wheel a line. An
+    action without coordinates has no marks.
     """
+    return [mark for action in actions for mark in _marks_of(action, width)]
+
+
+def _marks_of(action: Mapping[str, Any], width: int) -> list[Ring | Line]:
+    """Return the marks of one action."""
     try:
-        parsed = action_from_dict(dict(action or {}))
+        parsed = action_from_dict(dict(action))
     except ActionError:
         return []
     radius = max(5.0, width / 32)

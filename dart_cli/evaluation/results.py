@@ -15,12 +15,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import AliasChoices, Field, ValidationError
 
 from bus.errors import RunDirectoryError, cure_of
 from bus.messages import Outcome, StopReason
@@ -34,15 +34,24 @@ Mode = Literal["sampled", "greedy", "random"]
 BEFORE, AFTER = "before", "after"
 """Names of the two evaluations that `dart up` makes around a run."""
 
-SCHEMA = 2
-"""The version of the files that are written."""
+SCHEMA = 3
+"""The version of the files that are written. Older files have other names for held-out tasks."""
+
+LEAST_SEEDS = 3
+"""Fewest seeds from which a task that begins alike for all of them is said to have one instance."""
+
+FRESH = "fresh instances of trained tasks"
+FIXED = "trained tasks, the instances of training"
+UNTRAINED = "tasks never trained on"
+"""Names of the parts of an evaluation."""
 
 
 class EpisodeRow(StoredModel):
     """One episode that is over."""
 
     mode: Mode
-    composed: bool  # whether the task is a composition, which is never trained on
+    # Whether the task is never trained on.
+    heldout: bool = Field(validation_alias=AliasChoices("heldout", "composed"))
     task_id: str
     seed: int  # of the reset of the environment
     attempt: int  # 0-based; attempts of one instance (task and seed) differ in their sampling
@@ -54,6 +63,7 @@ class EpisodeRow(StoredModel):
     wall_s: float
     screen: tuple[int, int] | None  # width and height in pixels; None if there was no screen
     versions: list[int]  # of the weights that sampled its tokens; -1: the model without training
+    start: str = ""  # digest of the instruction and the first screen; empty if unknown
     tries: int = 1  # how often it was played; all tries but the last were invalid
 
 
@@ -130,20 +140,23 @@ class PassAtK(StoredModel):
 class ModeScore(StoredModel):
     """The scores of one mode."""
 
-    tasks: list[TaskScore]  # on held-out seeds
-    compositions: list[TaskScore]  # templates that are never trained on
-    pass_at: list[PassAtK] = Field(default_factory=list)  # over the tasks
-    composed_pass_at: list[PassAtK] = Field(default_factory=list)  # over the compositions
+    tasks: list[TaskScore]  # that are trained on, on held-out seeds
+    # Tasks that are never trained on.
+    heldout: list[TaskScore] = Field(validation_alias=AliasChoices("heldout", "compositions"))
+    pass_at: list[PassAtK] = Field(default_factory=list)  # over `tasks`
+    heldout_pass_at: list[PassAtK] = Field(
+        default_factory=list, validation_alias=AliasChoices("heldout_pass_at", "composed_pass_at")
+    )
 
     @property
     def overall(self) -> TaskScore:
-        """The score of all tasks together, without compositions."""
-        return total("all tasks", self.tasks)
+        """The score of all trained tasks together."""
+        return total("all", self.tasks)
 
     @property
-    def composed(self) -> TaskScore:
-        """The score of all compositions together."""
-        return total("all compositions", self.compositions)
+    def heldout_overall(self) -> TaskScore:
+        """The score of all tasks together that are never trained on."""
+        return total("all", self.heldout)
 
 
 class EvalSettings(WorkSettings):
@@ -211,14 +224,37 @@ class Evaluation(StoredModel):
     episodes: list[EpisodeRow] = Field(default_factory=list)
 
     @property
+    def fixed(self) -> list[str]:
+        """The tasks that begin alike for all seeds, LEAST_SEEDS or more: they have one fixed instance."""
+        rows: dict[str, list[EpisodeRow]] = defaultdict(list)
+        for row in self.episodes:
+            if row.start:
+                rows[row.task_id].append(row)
+        return [
+            task
+            for task, episodes in rows.items()
+            if len({row.seed for row in episodes}) >= LEAST_SEEDS
+            and len({row.start for row in episodes}) == 1
+        ]
+
+    def part_name(self, *, heldout: bool) -> str:
+        """Return the name of the tasks that are never trained on, or of the others."""
+        if heldout:
+            return UNTRAINED
+        trained = {row.task_id for row in self.episodes if not row.heldout}
+        return FIXED if trained and trained.issubset(self.fixed) else FRESH
+
+    @property
     def weights_name(self) -> str:
         """The weights that were played: `builtin:small`, or `v5 of builtin:small`."""
         return self.model if self.policy_version < 0 else f"v{self.policy_version} of {self.model}"
 
     @property
     def judged(self) -> int:
-        """Number of episodes that passed or failed, in all modes, with compositions."""
-        scores = (score for mode in self.modes.values() for score in (mode.overall, mode.composed))
+        """Number of episodes that passed or failed, in all modes, of all tasks."""
+        scores = (
+            score for mode in self.modes.values() for score in (mode.overall, mode.heldout_overall)
+        )
         return sum(score.episodes for score in scores)
 
 
@@ -259,7 +295,7 @@ def read_evaluation(run_dir: Path, name: str) -> Evaluation | None:
 def score_of(evaluation: Evaluation | None, mode: Mode) -> ModeScore:
     """Return the score of one mode; a score without episodes where the mode was not played."""
     score = evaluation.modes.get(mode) if evaluation else None
-    return score or ModeScore(tasks=[], compositions=[])
+    return score or ModeScore(tasks=[], heldout=[])
 
 
 def read_file(path: Path) -> Evaluation:

@@ -51,25 +51,25 @@ def by_instance(rows: Iterable[EpisodeRow]) -> dict[Instance, list[bool]]:
 
 
 def mode_score(
-    rows: Sequence[EpisodeRow], tasks: Sequence[str], compositions: Sequence[str], attempts: int
+    rows: Sequence[EpisodeRow], tasks: Sequence[str], heldout: Sequence[str], attempts: int
 ) -> ModeScore:
-    """Return the score of the episodes of one mode, with `tasks` and `compositions` in their order."""
+    """Return the score of the episodes of one mode, with `tasks` and `heldout` in their order."""
     parts: list[list[EpisodeRow]] = [[], []]
     for row in rows:
-        parts[row.composed].append(row)
+        parts[row.heldout].append(row)
     scores = [
         [
             _task_score(name, [row for row in part if row.task_id == name], attempts)
             for name in names
         ]
-        for part, names in zip(parts, (tasks, compositions), strict=True)
+        for part, names in zip(parts, (tasks, heldout), strict=True)
     ]
     estimates = [_estimates(by_instance(part), attempts) for part in parts]
     return ModeScore(
         tasks=scores[0],
-        compositions=scores[1],
+        heldout=scores[1],
         pass_at=estimates[0],
-        composed_pass_at=estimates[1],
+        heldout_pass_at=estimates[1],
     )
 
 

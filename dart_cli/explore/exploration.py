@@ -33,7 +33,14 @@ from dart_cli.runtime.waits import OpenWaits
 from dart_cli.runtime.work_folder import refuse_foreign, refuse_other
 from envs.contract.base import Task
 from envs.contract.elements import Explorable
-from envs.contract.registry import check_options, check_parts, load_suite, make_env, select_tasks
+from envs.contract.registry import (
+    MADE_OF,
+    check_options,
+    check_parts,
+    load_suite,
+    make_env,
+    select_tasks,
+)
 
 MOST_WORDS = 6  # words of the deny list that are printed without --dry-run
 
@@ -124,8 +131,8 @@ def _explore(
 
 def env_of(options: ExploreOptions) -> EnvConfig:
     """Return the settings of the environments: of a suite, or of a run's configuration. Raises UserError."""
-    path = Path(options.target)
-    if path.suffix == ".toml":
+    path, prefix = Path(options.target), options.target.partition(":")[0]
+    if path.suffix == ".toml" and prefix not in MADE_OF:  # web:FILE.toml is a suite
         if options.options:
             raise ConfigError(
                 "--option belongs to a suite; change a TOML file with --set env.options"

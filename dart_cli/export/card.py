@@ -152,9 +152,10 @@ def _held_out(config: Config, trained: Trained) -> Iterator[tuple[str, int, int]
         if evaluation.policy_version != trained.policy_version:
             continue
         for mode, score in evaluation.modes.items():
-            for name, whole in (("", score.overall), (", tasks never trained on", score.composed)):
+            for heldout, whole in ((False, score.overall), (True, score.heldout_overall)):
                 if mode != "random" and whole.episodes:
-                    yield f"held out, {mode}{name}", whole.passed, whole.episodes
+                    name = f"{evaluation.part_name(heldout=heldout)}, {mode}"
+                    yield name, whole.passed, whole.episodes
 
 
 def _evaluations(config: Config) -> Iterator[Evaluation]:

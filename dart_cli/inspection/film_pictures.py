@@ -84,7 +84,11 @@ def draw_trajectory(path: Path, reader: Reader, details: TrajectoryDetails) -> P
         reason=(row.verdict_reason if row is not None else "") or "",
         frames=[
             FilmFrame(
-                screenshot=step.screenshot, text=step.text, action=step.action, pointed=step.pointed
+                screenshot=step.screenshot,
+                text=step.text,
+                action=step.action,
+                pointed=step.pointed,
+                more_actions=step.more_actions,
             )
             for step in details.steps
         ],

@@ -24,6 +24,8 @@ from dart_cli.evaluation.films import read_films
 from dart_cli.evaluation.results import (
     AFTER,
     BEFORE,
+    FRESH,
+    UNTRAINED,
     Evaluation,
     TaskScore,
     read_evaluation,
@@ -87,14 +89,16 @@ def write_report(config: Config, *, minutes_total: float, ended_by: str = "") ->
 
 
 def summarize(before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:
-    """Return held-out success before and after: sampled, greedy, by task, and of compositions.
+    """Return held-out success before and after: sampled, greedy, by task, and of tasks never trained on.
 
     A figure is None if its evaluation was not made.
     """
     sampled = [score_of(evaluation, "sampled") for evaluation in (before, after)]
     greedy = [score_of(evaluation, "greedy") for evaluation in (before, after)]
     random_clicks, last = score_of(before, "random"), sampled[1].overall
+    newest = after or before
     return {
+        "part": newest.part_name(heldout=False) if newest else FRESH,
         "success_before": sampled[0].overall.success,
         "success_after": last.success,
         "success_after_interval": [round(bound, 4) for bound in last.interval]
@@ -106,10 +110,13 @@ def summarize(before: Evaluation | None, after: Evaluation | None) -> dict[str, 
         "episodes": last.episodes,
         "invalid": sum(mode.overall.invalid for mode in (*sampled, *greedy, random_clicks)),
         "per_task": _by_task(*(mode.tasks for mode in (*sampled, *greedy))),
-        "compositions": {
-            "before": sampled[0].composed.success,
-            "after": sampled[1].composed.success,
-            "per_task": _by_task(*(mode.compositions for mode in (*sampled, *greedy))),
+        "heldout": {
+            "part": UNTRAINED,
+            "before": sampled[0].heldout_overall.success,
+            "after": sampled[1].heldout_overall.success,
+            "greedy_before": greedy[0].heldout_overall.success,
+            "greedy_after": greedy[1].heldout_overall.success,
+            "per_task": _by_task(*(mode.heldout for mode in (*sampled, *greedy))),
         },
     }
 
@@ -152,19 +159,23 @@ def _print_summary(
 ) -> None:
     """Print a table of held-out success, and lines on the rest of the report."""
     console = Console(markup=False, highlight=False)
-    composed = result["compositions"]
-    if result["per_task"] or composed["per_task"]:
+    heldout = result["heldout"]
+    if result["per_task"] or heldout["per_task"]:
         numbers = ("sampled", "greedy")
-        table = page_table("held-out success, before -> after", "task", *numbers, right=numbers)
-        for rows, name, whole in (
-            (result["per_task"], "all tasks", (result["success_before"], result["success_after"])),
-            (composed["per_task"], "all compositions", (composed["before"], composed["after"])),
-        ):
+        table = page_table("success, before -> after", "task", *numbers, right=numbers)
+        for rows, whole in ((result["per_task"], result), (heldout["per_task"], heldout)):
+            names = ("success_before", "success_after") if whole is result else ("before", "after")
+            sampled = _before_after(*(whole[name] for name in names))
+            greedy = _before_after(whole["greedy_before"], whole["greedy_after"])
+            table.add_row(
+                whole["part"], sampled if rows else "-", greedy if rows else "-", style="bold"
+            )
+        table.add_section()
+        for rows in (result["per_task"], heldout["per_task"]):
             for task_id, row in rows.items():
                 greedy = _before_after(row["greedy_before"], row["greedy_after"])
                 table.add_row(task_id, _before_after(row["before"], row["after"]), greedy)
-            if rows:
-                table.add_row(name, _before_after(*whole), "", style="bold", end_section=True)
+            table.add_section()
         console.print(table)
     totals = f"{result['trajectories']} trajectories, policy version {result['policy_version']}"
     lines = [

@@ -31,7 +31,7 @@ from dart_cli.data.store.rows import (
     TrajectoryState,
 )
 from dart_cli.data.store.steps import StepRow
-from dart_cli.evaluation.marks import action_words
+from dart_cli.evaluation.marks import step_words
 from dart_cli.language.pointer_tokens import DrawnPatch, drawn_patches, drop_forced
 from dart_cli.runtime.tables import or_dash
 
@@ -51,7 +51,7 @@ CANCELLED = "cancelled"
 _LEFT_OUT = {
     "low_entropy": "the policy was most certain here; data.high_entropy leaves such steps out"
 }
-_NOT_IN_JSON = {"prompt_token_ids", "image_hashes", "sampled", "pointed"}
+_NOT_IN_JSON = {"prompt_token_ids", "image_hashes", "sampled", "pointed", "hint"}
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,8 @@ class Step(StepRow):
 
     @property
     def action_text(self) -> str:
-        """The action as one short line, or the reason why the text was not an action."""
-        return action_words(self.action) if self.action else f"no action: {self.error}"
+        """The actions as one short line, or the reason why the text was not an action."""
+        return step_words(self.actions) if self.actions else f"no action: {self.error}"
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,7 @@ def _outcome_events(reader: Reader, row: TrajectoryRow, group: GroupRow) -> Iter
             f"{row.verdict_reason} (stopped: {row.stop_reason})",
             row.ended_at,
         )
+        yield from (Event(f"the application reported: {line}") for line in row.app_log.splitlines())
     elif row.state in ("leased", "playing"):
         cut_off = f"the run ended while it was {row.state}: it has no verdict"
         yield Event(cut_off if is_over else f"it is {row.state} now")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,17 +61,20 @@ class Evidence:
         self.actions: list[str] = []
         self._first = self._last = first
         self._most = most_images - 2  # screens between the first and the last
-        self._between: list[tuple[int, bytes]] = []  # (number of actions before it, screen)
+        self._steps = 0  # completions
+        # (number of completions before it, number of actions, screen)
+        self._between: list[tuple[int, int, bytes]] = []
         self._every = 1  # one of so many screens is kept
 
-    def add(self, action: Mapping[str, Any], after: bytes | None) -> None:
-        """Add an action and the screen after it, or None if the action broke the environment."""
-        self.actions.append(action_line(action))
+    def add(self, actions: Sequence[Mapping[str, Any]], after: bytes | None) -> None:
+        """Add the actions of a completion and the screen after them, or None if they broke the environment."""
+        self.actions += map(action_line, actions)
+        self._steps += 1
         if after is None:
             return
-        number, self._last = len(self.actions), after
-        if self._most and number % self._every == 0:
-            self._between.append((number, after))
+        self._last = after
+        if self._most and self._steps % self._every == 0:
+            self._between.append((self._steps, len(self.actions), after))
             if len(self._between) > 2 * self._most + 1:  # the newest may be the last screen
                 self._every *= 2
                 self._between = [row for row in self._between if row[0] % self._every == 0]
@@ -79,7 +82,7 @@ class Evidence:
     def screens(self) -> list[tuple[str, bytes]]:
         """Return (title, screen) of each screen in the prompt, in order."""
         count = len(self.actions)
-        between = [row for row in self._between if row[0] < count]
+        between = [(actions, screen) for _, actions, screen in self._between if actions < count]
         if len(between) > self._most:
             stride = len(between) / self._most
             between = [between[int((place + 0.5) * stride)] for place in range(self._most)]

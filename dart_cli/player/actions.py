@@ -41,6 +41,7 @@ class ActedEpisode:
     step_s: list[float] = field(default_factory=list)  # seconds of each action but `wait`
     instruction: str = ""
     screenshot: bytes = b""  # of the first screen
+    app_log: list[str] = field(default_factory=list)  # what the application reported
 
 
 Acted = TypeVar("Acted", bound=ActedEpisode)
@@ -62,6 +63,7 @@ async def play_actions(
 
     def end_with(verdict: Verdict) -> Acted:
         acted.outcome, acted.reason, acted.reward = verdict.outcome, verdict.reason, verdict.reward
+        acted.app_log = env.app_log.lines
         return acted
 
     try:

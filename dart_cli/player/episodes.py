@@ -42,6 +42,7 @@ from dart_cli.env.step_prompts import ActionSpec, action_spec_of
 from dart_cli.runtime.waits import OpenWaits
 from envs.contract.actions import Click
 from envs.contract.base import Task
+from envs.contract.blobs import content_hash
 from envs.contract.registry import longest_reset_s
 from envs.contract.screenshots import size_of
 
@@ -159,11 +160,14 @@ class MemorySink:
     keep_steps: bool = True
     records: list[StepRecord] = field(default_factory=list)
     screen: tuple[int, int] | None = None  # (width, height) of the first screen, pixels
+    start: str = ""  # digest of the instruction and the first screen
     versions: set[int] = field(default_factory=set)  # versions of the weights that answered
 
     async def step(self, record: StepRecord) -> Ack:
         """Note one step."""
         self.screen = self.screen or size_of(record.screenshot)
+        if not self.start:
+            self.start = content_hash(record.instruction.encode() + record.screenshot)
         self.versions |= {span.version for span in record.sampled.version_spans}
         if self.keep_steps:
             self.records.append(record)

@@ -165,7 +165,7 @@ def make_renderer(policy: LoadedPolicy, config: PolicyConfig) -> PromptRenderer:
         config.system_prompt.replace(DATE, date),
         config.template.replace(DATE, date),
         part_order_of(config),
-        pointer_text(policy, config.action_parser),
+        pointer_text(policy, config.action_parser, config.max_actions),
         screens,
         template_options(config),
     )
@@ -186,7 +186,9 @@ def make_renderer(policy: LoadedPolicy, config: PolicyConfig) -> PromptRenderer:
     return renderer
 
 
-def pointer_text(policy: LoadedPolicy, action_parser: str) -> PointerText | None:
+def pointer_text(
+    policy: LoadedPolicy, action_parser: str, max_actions: int = 1
+) -> PointerText | None:
     """Return the PointerText of a policy that points, or None for a policy that writes numbers."""
     if policy.pointer is None or policy.pointing != "pointer":
         return None
@@ -194,7 +196,8 @@ def pointer_text(policy: LoadedPolicy, action_parser: str) -> PointerText | None
     def encode(text: str) -> list[int]:
         return policy.encode(policy.literal.mark(text))
 
-    return PointerText(point_parser(action_parser), policy.pointer, encode, policy.decode)
+    parser = point_parser(action_parser, max_actions)
+    return PointerText(parser, policy.pointer, encode, policy.decode)
 
 
 class PromptRenderer:

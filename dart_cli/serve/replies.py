@@ -21,7 +21,7 @@ MODEL = "dart"
 
 
 def completion_json(
-    session: Session, request: ChatRequest, answer: Answer, action_language: Mapping[str, str]
+    session: Session, request: ChatRequest, answer: Answer, action_language: Mapping[str, str | int]
 ) -> dict[str, Any]:
     """Return a chat completion; `action_language` describes how actions are written in its text."""
     completion, terms = answer.completion, session.terms
@@ -103,12 +103,12 @@ def session_json(session: Session) -> dict[str, Any]:
     }
 
 
-def models_json(action_language: Mapping[str, str]) -> dict[str, Any]:
+def models_json(action_language: Mapping[str, str | int]) -> dict[str, Any]:
     """Return the list of models, which holds the one model."""
     return {"object": "list", "data": [model_json(action_language)]}
 
 
-def model_json(action_language: Mapping[str, str]) -> dict[str, Any]:
+def model_json(action_language: Mapping[str, str | int]) -> dict[str, Any]:
     """Return the one model, with the action language that it writes."""
     own = {"dart": dict(action_language)} if action_language else {}
     return {"id": MODEL, "object": "model", "created": 0, "owned_by": "dart", **own}

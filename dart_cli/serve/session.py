@@ -279,9 +279,9 @@ class Session:
     ) -> None:
         """Keep the step until the next request or the end shows that its action is done."""
         newest = screens[-1]
-        # The action is None if the agent uses another action language than the run.
-        action, _ = self._context.action_spec.read(completion.text, newest, self._pointer)
-        if action is not None:
+        # There are no actions if the agent uses another action language than the run.
+        actions, _ = self._context.action_spec.read(completion.text, newest, self._pointer)
+        for action in actions:
             self._pointer = pointer_after(action, self._pointer)
         new_images = {
             key: screen.screenshot
@@ -289,7 +289,7 @@ class Session:
             if key not in self._submitted and key != act.image_hashes[-1]
         }
         self._submitted |= set(act.image_hashes)
-        record = record_of(act, newest, completion, action, "", model_s, 0.0)
+        record = record_of(act, newest, completion, actions, "", model_s, 0.0)
         instruction = self._instruction(request) if act.step == 0 else ""
         self._unsent = record.model_copy(
             update={"instruction": instruction, "images": list(new_images.values())}

@@ -54,9 +54,16 @@ LEASE_WAIT_S = 30.0
 NAME = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
 
 
-def action_language(config: Config) -> dict[str, str]:
-    """Return the action parser and the coordinates in which the policy writes actions."""
-    return {"action_parser": config.policy.action_parser, "coordinates": config.policy.coordinates}
+def action_language(config: Config) -> dict[str, str | int]:
+    """Return the action parser and the coordinates in which the policy writes actions, and how many at once."""
+    policy = config.policy
+    language: dict[str, str | int] = {
+        "action_parser": policy.action_parser,
+        "coordinates": policy.coordinates,
+    }
+    if policy.max_actions > 1:
+        language["max_actions"] = policy.max_actions
+    return language
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ class Sessions:
         policy: Policy,
         run: RunPeers | None,
         *,
-        action_language: Mapping[str, str],
+        action_language: Mapping[str, str | int],
         idle_s: float = IDLE_S,
         lease_wait_s: float = LEASE_WAIT_S,
     ) -> None:

@@ -33,7 +33,7 @@ MAX_TOKENS = 1024
 """Most tokens of a completion whose request sets no limit. A configuration file sets `rollout.max_tokens`."""
 
 
-def model_settings(model: Path, overrides: list[str]) -> tuple[Config, Mapping[str, str]]:
+def model_settings(model: Path, overrides: list[str]) -> tuple[Config, Mapping[str, str | int]]:
     """Return (configuration, action language) for a model folder, without a configuration file.
 
     The action language is taken from the folder's family; it is {} if no family is recognised. Raises
@@ -62,7 +62,7 @@ def refuse_no_model(config: Config) -> None:
         )
 
 
-def serve_model(config: Config, language: Mapping[str, str], *, guarded: bool) -> None:
+def serve_model(config: Config, language: Mapping[str, str | int], *, guarded: bool) -> None:
     """Load the model and serve it until a signal arrives; pending requests then have a moment to end.
 
     With `guarded`, requests from loopback need the token as well. Raises UserError if the address cannot be
@@ -75,7 +75,7 @@ def serve_model(config: Config, language: Mapping[str, str], *, guarded: bool) -
 
 
 async def _serve(
-    config: Config, language: Mapping[str, str], waits: OpenWaits, *, guarded: bool
+    config: Config, language: Mapping[str, str | int], waits: OpenWaits, *, guarded: bool
 ) -> None:
     serve = config.serve
     token = token_for(serve.host, guarded=guarded)

@@ -240,7 +240,7 @@ def _with_model(plan: SmokeTestPlan) -> None:
     plan.changes.append(
         Change("model.path", config.model.path, str(miniature), "a miniature of it")
     )
-    if config.train.teacher_weight:
+    if config.train.teacher_weight and config.teacher.model:
         same = "the same miniature"
         plan.changes.append(Change("teacher.model", config.teacher.model, str(miniature), same))
     for key in ("model.adapters", "policy.verifier"):

@@ -44,6 +44,8 @@ REMARKS = {
     "partial_passes": "passes with a reward below 1 (as they should, if the task has its own threshold)",
     "unproven": "unproven (no solution is known and no episode passed; prove with `dart env play` that each can "
     "be passed)",
+    "fixed": "one fixed instance (all {seeds} seeds begin alike, so that `dart eval` plays what was trained on; keep "
+    "some tasks apart by env.heldout)",
 }
 """Field of TaskReport -> in words, a remark about tasks that is no mistake."""
 
@@ -233,7 +235,7 @@ def summary(
         "broken_files": list(errors),
         **{
             kind: [report.task_id for report in reports if getattr(report, kind)]
-            for kind in ("wrong", "slow", "guessable", "partial_passes", "unproven")
+            for kind in ("wrong", "slow", "guessable", "partial_passes", "unproven", "fixed")
         },
         "no_oracle": [report.task_id for report in reports if report.oracle is None],
         "bounds": asdict(bounds_of(options)),
@@ -289,8 +291,10 @@ def _print(
             console.print(f"{report.task_id} is slow: {line}", soft_wrap=True)
     for kind, remark in REMARKS.items():
         if task_ids := [report.task_id for report in reports if getattr(report, kind)]:
-            line = remark.format(guessable=options.guessable)
-            console.print(f"{line}: {', '.join(task_ids)}", soft_wrap=True)
+            line = remark.format(guessable=options.guessable, seeds=options.seeds)
+            is_all = len(task_ids) == len(reports) > 1
+            names = f"all {len(reports)} tasks" if is_all else ", ".join(task_ids)
+            console.print(f"{line}: {names}", soft_wrap=True)
     for line in _not_played(check, reports):
         console.print(line, soft_wrap=True)
     wrong = sum(report.wrong for report in reports)

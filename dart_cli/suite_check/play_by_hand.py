@@ -75,6 +75,8 @@ def run_play(options: PlayOptions) -> int:
             raise EnvError(acted.reason)
         verdict = Verdict("invalid", "stopped") if signal_code else hand.verdict(acted)
         console.print(_verdict_line(verdict), soft_wrap=True)
+        for line in acted.app_log:
+            console.print(f"the application reported: {line}", soft_wrap=True)
         if options.out is not None:
             save_film(options.out, Path(folder), hand.film(verdict))
             console.print(f"film: {options.out}", soft_wrap=True)

@@ -7,7 +7,8 @@
 A pass by doing nothing, or by a claim alone, is false. A pass by random clicks is not: some tasks consist of
 pressing one large button. Tasks that random clicks pass more often than `Bounds.guessable`, with 95 %
 confidence, are listed as guessable, because they teach little. Tasks without an oracle that random clicks
-never passed are listed as unproven: nothing shows that they can be passed at all.
+never passed are listed as unproven: nothing shows that they can be passed at all. Tasks that begin alike for
+all seeds are listed as fixed: a fresh seed is then no fresh instance.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from PIL import Image, ImageChops
 
 from dart_cli.algo.statistics import wilson
+from dart_cli.evaluation.results import LEAST_SEEDS
 from dart_cli.suite_check.probes import EXCUSES, ProbeEpisode
 from envs.contract.base import Task
 from envs.contract.screenshots import as_seen
@@ -69,10 +71,11 @@ class TaskReport:
     slow: list[str] = field(default_factory=list)
     guessable: bool = False
     unproven: bool = False  # has no oracle, and no episode passed
+    fixed: bool = False  # all seeds gave the same instruction and first screenshot
 
     @property
     def wrong(self) -> bool:
-        """Whether anything must be fixed. Slow, guessable and unproven tasks are only reported."""
+        """Whether anything must be fixed. Slow, guessable, unproven and fixed tasks are only reported."""
         return any(getattr(self, kind) for kind in MISTAKES)
 
     def as_json(self) -> dict[str, Any]:
@@ -113,7 +116,7 @@ def report_on_task(
             if episode.probe in EXCUSES and episode.probe != solver and episode.outcome == "pass"
         ],
         errors=[
-            f"seed {episode.seed}, {episode.probe}: {episode.reason}"
+            f"seed {episode.seed}, {episode.probe}: {_reason(episode)}"
             for episode in episodes
             if episode.is_broken
         ],
@@ -126,7 +129,7 @@ def report_on_task(
         ),
         flaky=list(_flaky(episodes)),
         oracle_failures=[
-            f"seed {episode.seed}: {episode.reason}"
+            f"seed {episode.seed}: {_reason(episode)}"
             for episode in solved
             if episode.outcome == "fail"
         ],
@@ -152,7 +155,14 @@ def report_on_task(
         guessable=len(guessed) >= LEAST_GUESSES
         and wilson(lucky, len(guessed))[0] > bounds.guessable,
         unproven=unsolved and not solved and lucky == 0,
+        fixed=_is_fixed(episodes),
     )
+
+
+def _reason(episode: ProbeEpisode) -> str:
+    """Return the reason of a verdict, with the first line that the application reported."""
+    reported = f"; the application reported at {episode.app_log[0]}" if episode.app_log else ""
+    return f"{episode.reason}{reported}"
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -176,6 +186,20 @@ def _flaky(episodes: Sequence[ProbeEpisode]) -> list[str]:
             text = f"{share:.2%} of the first screenshot's pixels differ"
             texts.setdefault(episode.seed, f"seed {episode.seed}: {text}")
     return list(texts.values())
+
+
+def _is_fixed(episodes: Sequence[ProbeEpisode]) -> bool:
+    """Return True if the first episodes of all seeds began alike, and there are enough seeds to say so."""
+    first: dict[int, ProbeEpisode] = {}
+    for episode in episodes:
+        if episode.reset_s is not None:
+            first.setdefault(episode.seed, episode)
+    starts = list(first.values())
+    return len(starts) >= LEAST_SEEDS and all(
+        other.instruction == starts[0].instruction
+        and not difference(starts[0].screenshot, other.screenshot)
+        for other in starts[1:]
+    )
 
 
 def _odd_rewards(episodes: Sequence[ProbeEpisode]) -> Iterator[str]:

@@ -48,13 +48,10 @@ from dart_cli.train.packs.pack import Pack, PackFeed
 from dart_cli.train.packs.rank_shares import shares_by_rank
 from dart_cli.train.rank_group import PassResults, RankGroup, SingleRank, gather_results
 from dart_cli.train.sharded import Gradients, full_tensor
-from dart_cli.train.trained_policy import TokenScores, TrainModel
+from dart_cli.train.trained_policy import TaughtSteps, TeacherView, TokenScores, TrainModel
 
 TIMES = ("prepare_s", "forward_s", "backward_s", "optimizer_s")
 """Metrics that have the seconds of an update, by stage."""
-
-TEACHER_BASELINE = "teacher/baseline"
-"""Name of the mean from which a teacher's part of an advantage is counted, in a checkpoint."""
 
 REPLAY_ESS = 0.9
 """Effective sample size, over tokens, below which a batch that is trained on again is skipped."""
@@ -79,8 +76,6 @@ class PolicyLearner:
         )
         schedule = {part.name: getattr(config, part.name) for part in fields(LearningRateSchedule)}
         self._schedule = LearningRateSchedule(**schedule | {"lr": config.rate})
-        # Mean of teacher minus policy over the tokens of the last update, nats; the same on all ranks.
-        self._teacher_baseline = torch.zeros((), dtype=torch.float64)
         self._parameters = model.trainable()
         self._logprob_check = LogprobCheck(config, model)
         width = int(model.policy.model.config.get_text_config().hidden_size)
@@ -138,6 +133,7 @@ class PolicyLearner:
             earlier_version=version,
             pack_tokens=self._config.pack_tokens,
             ranks=self._rank_group.size,
+            has_hints=self.model.hints,
             tests_sight=updates_done % EVERY == 0,
         )
 
@@ -162,17 +158,17 @@ class PolicyLearner:
             note = "no sample with a weight (update skipped)"
         else:
             # 3. Compute the gradients of this rank's packs, and gather the results of all ranks.
+            taught = self._taught(share, clock)
             results = gather_results(
-                self._rank_group, self._accumulate(share, earlier, estimates, clock)
+                self._rank_group, self._accumulate(share, earlier, estimates, taught, clock)
             )
+            self.model.reshard_teacher()
             norm = self._clip_gradients()
             # 4. Decide whether the update is applied, by numbers that are the same on all ranks.
             parity, alarm = self._logprob_check.report(
                 results.tokens, results.earlier_tokens, share.policy_version
             )
             metrics, mismatches = results.stats.metrics() | parity, results.mismatches
-            if isfinite(gap := metrics.get("teacher_gap", 0.0)):
-                self._teacher_baseline.fill_(gap)
             differing, replayed = results.routing
             if replayed:
                 metrics["routing_differs"] = differing / replayed
@@ -232,11 +228,30 @@ class PolicyLearner:
         clock.lap("forward_s")
         return estimates
 
+    def _taught(self, share: Share, clock: _StageTimer) -> TaughtSteps:
+        """Return what the teacher predicts at the steps whose prompts have hints."""
+        taught, count = TaughtSteps(), len(share.hinted.packs)
+        if not count:
+            return taught
+        has_own_tower = self.model.teacher is not None
+        no_weights = [0.0] * len(share.hinted.batch.samples)
+        with PackFeed(
+            share.hinted, no_weights, self.model.policy, keeps_pixels=has_own_tower
+        ) as packs:
+            for index, pack in enumerate(packs):
+                self._rank_group.doing(f"the teacher's pass over pack {index + 1} of {count}")
+                clock.lap("prepare_s")
+                self.model.add_taught(taught, pack, share.work.batch.temperature)
+                clock.lap("forward_s")
+        self.model.reshard()  # gathered here if the policy has adapters
+        return taught
+
     def _accumulate(
         self,
         share: Share,
         earlier: ComparedTokens,
         estimates: Estimates | None,
+        taught: TaughtSteps,
         clock: _StageTimer,
     ) -> PassResults:
         """Pass over this rank's packs: add up the gradients of their part of the loss, return the results."""
@@ -249,15 +264,21 @@ class PolicyLearner:
             share.work,
             share.token_weights,
             self.model.policy,
-            keeps_pixels=self.model.teacher is not None,
+            keeps_pixels=self.model.teacher is not None and not self.model.hints,
         ) as packs:
             for index, pack in enumerate(packs):
                 self._rank_group.doing(f"pack {index + 1} of {count}")
                 clock.lap("prepare_s")
                 pack = pack if estimates is None else _with_advantages(pack, estimates)
-                reference = self.model.reference_logprobs(pack, temperature)
-                teacher = self.model.teacher_logprobs(pack, temperature)
-                scores = self.model.score(pack, temperature)
+                reference = None
+                if self._objective.kl_beta > 0:
+                    reference = self.model.reference_logprobs(pack, temperature)
+                teacher = (
+                    self.model.taught_view(taught, pack)
+                    if self.model.hints
+                    else self.model.teacher_view(pack, temperature)
+                )
+                scores = self.model.score(pack, temperature, teacher)
                 scored.append((scores.logprobs.detach(), _without_screens(pack)))
                 if share.looks and (sight_test is None or not sight_test[0].inputs.images):
                     sight_test = pack, scores.logprobs.detach()
@@ -300,7 +321,7 @@ class PolicyLearner:
         pack: Pack,
         scores: TokenScores,
         reference: torch.Tensor | None,
-        teacher: torch.Tensor | None,
+        teacher: TeacherView | None,
         divisor: float,
     ) -> LossOutput:
         """Return the loss of a pack, with all tensors on the device and in the type of its scores."""
@@ -309,6 +330,9 @@ class PolicyLearner:
         def here(values: torch.Tensor) -> torch.Tensor:
             return values.to(like.device, like.dtype)
 
+        gaps, is_taught = scores.gaps, None if teacher is None else teacher.is_scored
+        if self._objective.teacher_weight and gaps is None:  # no step of the pack has a hint
+            gaps, is_taught = torch.zeros_like(like), torch.zeros_like(pack.unknown)
         return policy_loss(
             like,
             like.detach(),
@@ -319,8 +343,8 @@ class PolicyLearner:
             divisor=divisor,
             unknown=pack.unknown.to(like.device),
             reference_logprobs=reference,
-            teacher_logprobs=teacher,
-            teacher_baseline=self._teacher_baseline.item(),
+            teacher_gaps=gaps,
+            taught=None if is_taught is None else is_taught.to(like.device),
             entropies=scores.entropies,
         )
 
@@ -339,16 +363,12 @@ class PolicyLearner:
     def state(self) -> Tensors:
         """Return trained float32 weights by name, and the optimizer's state as `parameter/name`."""
         state = state_of(self._parameters, self._optimizer)
-        if self.model.teacher is not None:
-            state[TEACHER_BASELINE] = self._teacher_baseline
         return state if self.critic is None else state | self.critic.state()
 
     def restore(self, saved: SavedState) -> None:
         """Restore a checkpoint's state. Raises ValueError if it belongs to another model."""
         _check_names(saved, self._parameters, self.model)
         restore(saved, self._parameters, self._optimizer)
-        if TEACHER_BASELINE in saved.names:
-            saved.fill({TEACHER_BASELINE: self._teacher_baseline})
         if self.critic is not None:
             self.critic.restore(saved)
 
@@ -360,9 +380,7 @@ def _check_names(saved: SavedState, trained: Mapping[str, torch.Tensor], model: 
     """
     weights = weight_tensors(model.policy.model)
     parameters = {name for name in saved.names if "/" not in name}
-    of_policy = [
-        key for key in saved.names if not key.startswith(PREFIX) and key != TEACHER_BASELINE
-    ]
+    of_policy = [key for key in saved.names if not key.startswith(PREFIX)]
     unknown = {key.rpartition("/")[0] or key for key in of_policy} - weights.keys()
     if unknown or not parameters:
         other = f" ({min(unknown)})" if unknown else ""

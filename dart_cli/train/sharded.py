@@ -113,11 +113,14 @@ class ShardingPlan:
         )
 
 
-def shard(root: nn.Module, model: PreTrainedModel, plan: ShardingPlan) -> None:
+def shard(
+    root: nn.Module, model: PreTrainedModel, plan: ShardingPlan, *, keeps_head: bool = False
+) -> None:
     """Make `root`, whose forward runs `model`, one FSDP2 model over `plan.mesh`, in place.
 
     Trained parameters, which are float32, become shards. If nothing of the model is trained (a reference),
-    all of its parameters become shards in their own type.
+    all of its parameters become shards in their own type. With `keeps_head` its root stays gathered after a
+    forward pass, until it is resharded.
     """
     trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
     frozen_experts = _frozen_experts(model) if trained and plan.mesh.size() > 1 else []
@@ -139,7 +142,8 @@ def shard(root: nn.Module, model: PreTrainedModel, plan: ShardingPlan) -> None:
         if any(parameter not in ignored for parameter in unit.parameters()):
             fully_shard(unit, **options)
     # A trained root stays gathered until its backward pass; a reference has no backward pass.
-    fully_shard(root, **options, reshard_after_forward=None if trained else True)
+    stays = None if trained else not keeps_head
+    fully_shard(root, **options, reshard_after_forward=stays)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -178,11 +182,13 @@ def load_sharded(
     seed: int = 0,
     pointing: Pointing = "text",
     adapters: str = "",
+    keeps_head: bool = False,
 ) -> tuple[LoadedPolicy, Root]:
     """Load a policy folder over all ranks of `plan`; return it and the module that `root` makes around it.
 
     `prepare` freezes parameters (all of them for a reference). It may also replace modules by modules of
     another model, which are left unchanged. With `lora` only the adapters are trained, as in `load_policy`.
+    `keeps_head` is for `shard`.
     Every rank of the mesh must call this. Raises ModelError as `load_policy` does.
     """
     policy = load_policy(name, weights=False, lora=lora, pointing=pointing)
@@ -194,7 +200,7 @@ def load_sharded(
             dtype = torch.float32 if parameter.requires_grad else plan.compute
             parameter.data = parameter.data.to(dtype)
     scorer = root(policy)
-    shard(scorer, model, plan)
+    shard(scorer, model, plan, keeps_head=keeps_head)
     with check_memory(name, plan.device, _SPREAD), PolicyFiles(policy.folder) as files:
         first = first_adapters(model, seed, adapters) if lora is not None else None
         fill(model, files, lambda parameter: _home(parameter, plan), first)

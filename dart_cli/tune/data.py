@@ -145,7 +145,9 @@ def _digest_of(rows: Sequence[Demonstration]) -> str:
         for step in row.steps:
             if step.screenshot not in hashes:
                 hashes[step.screenshot] = content_hash(step.screenshot.read_bytes())
-            action = action_to_dict(step.action)
+            action, *more = map(action_to_dict, step.actions)
             parts = [hashes[step.screenshot], action, step.thought, step.learned]
+            if more:
+                parts.append(more)
             digest.update(json.dumps(parts, sort_keys=True).encode())
     return digest.hexdigest()

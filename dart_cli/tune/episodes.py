@@ -6,8 +6,9 @@ ActionExamples   the learned steps: the prompt that a rollout would show, and th
 
 A line of FOLDER/episodes.jsonl is an episode: {"instruction": TEXT, "steps": [{"image": PATH, "action":
 {"kind": "click", "x": 84, "y": 42}, "thought": TEXT, "learned": true}]}. Paths of pictures are relative to
-FOLDER. An action is written as in envs/contract/actions.py, in pixels of their picture. A step with "learned":
-false was wrong: it is only shown in the history of later steps. scripts/foreign_rows writes this format from
+FOLDER. An action is written as in envs/contract/actions.py, in pixels of their picture. "more_actions" is a list
+of actions that were done after it without another picture, which need `policy.max_actions`. A step with
+"learned": false was wrong: it is only shown in the history of later steps. scripts/foreign_rows writes this format from
 the data of other projects.
 
 The history is what a policy would have seen: thought and action of earlier steps in the same language, and as
@@ -25,11 +26,12 @@ from pydantic import Field, ValidationError
 
 from bus.errors import ActionError, EngineError, ModelError, UserError
 from bus.messages import Turn
-from dart_cli.config.schema import Config
+from dart_cli.config.schema import MOST_ACTIONS, Config
 from dart_cli.language.coordinates import make_coordinate_map, pointer_after
 from dart_cli.language.history import history_of, previous_of
 from dart_cli.language.parsers import make_action_parser
 from dart_cli.language.parsers.base import summary_of
+from dart_cli.language.parsers.several import write_actions
 from dart_cli.policy.loader import LoadedPolicy
 from dart_cli.policy.prompt import RenderedPrompt, make_renderer
 from dart_cli.runtime.work_folder import StoredModel
@@ -43,11 +45,11 @@ EPISODES = "episodes.jsonl"
 
 @dataclass(frozen=True)
 class DemonstratedStep:
-    """One screenshot and the action that was done there."""
+    """One screenshot and what was done there."""
 
     screenshot: Path
     size: tuple[int, int]  # width and height, pixels
-    action: Action
+    actions: Sequence[Action]  # those of its answer, in order; usually one
     thought: str = ""
     learned: bool = True  # False: it was wrong, and is only shown in the history of later steps
 
@@ -66,6 +68,7 @@ class StepRow(StoredModel):
 
     image: str
     action: Action
+    more_actions: list[Action] = Field(default=[], max_length=MOST_ACTIONS - 1)
     thought: str = ""
     learned: bool = True
 
@@ -92,7 +95,9 @@ def read_episodes(folder: Path) -> list[Demonstration]:
         try:
             row = EpisodeRow.model_validate_json(line)
             steps = [
-                DemonstratedStep(path, size, step.action, step.thought, step.learned)
+                DemonstratedStep(
+                    path, size, (step.action, *step.more_actions), step.thought, step.learned
+                )
                 for step in row.steps
                 for path, size in [picture_of(folder, step.image)]
             ]
@@ -142,7 +147,9 @@ class ActionExamples:
         """Raise UserError for a step that the model cannot be trained on."""
         self._policy = policy
         self._config = config.policy
-        self._action_parser = make_action_parser(config.policy.action_parser)
+        self._action_parser = make_action_parser(
+            config.policy.action_parser, config.policy.max_actions
+        )
         self._history = history_of(config.policy)
         self._renderer = make_renderer(policy, config.policy)
         self._places = [
@@ -202,16 +209,16 @@ class ActionExamples:
     def _text(self, steps: Sequence[DemonstratedStep], number: int) -> str:
         """Return the thought and the action of a step in the action language. Raises ActionError."""
         config, step, pointer = self._config, steps[number], None
-        for before in steps[:number]:
-            pointer = pointer_after(before.action, pointer)
+        for action in (action for before in steps[:number] for action in before.actions):
+            pointer = pointer_after(action, pointer)
         coordinates = make_coordinate_map(
             config.coordinates, *step.size, self._policy.images.screens
         )
         # A prompt that ends within a thought leaves the action parser no place for it.
         thought = self._renderer.closed_thought(step.thought)
         at = replace(coordinates, pointer=pointer)
-        return thought + self._action_parser.format(
-            step.action, at, "" if thought else step.thought
+        return thought + write_actions(
+            self._action_parser, step.actions, at, "" if thought else step.thought
         )
 
     def _prompt(self, place: _Place) -> RenderedPrompt:

@@ -103,7 +103,7 @@ def _read(run_dir: Path, names: Sequence[str], name: str) -> Evaluation:
 
 @dataclass(frozen=True)
 class Part:
-    """The tasks, or the compositions, of an evaluation, played in one mode."""
+    """The trained tasks of an evaluation, or the others, played in one mode."""
 
     label: str
     rows: list[TaskScore]  # one for each task
@@ -143,23 +143,28 @@ class Part:
 
 
 def _parts(evaluation: Evaluation) -> Iterator[Part]:
-    """Yield the tasks and the compositions of each mode that was played."""
+    """Yield the trained tasks and the others of each mode that was played."""
     for mode, score in evaluation.modes.items():
         if score.tasks:
-            yield Part(label=mode, rows=score.tasks, whole=score.overall, estimates=score.pass_at)
-        if score.compositions:
             yield Part(
-                label=f"{mode}, compositions",
-                rows=score.compositions,
-                whole=score.composed,
-                estimates=score.composed_pass_at,
+                label=f"{evaluation.part_name(heldout=False)}, {mode}",
+                rows=score.tasks,
+                whole=score.overall,
+                estimates=score.pass_at,
+            )
+        if score.heldout:
+            yield Part(
+                label=f"{evaluation.part_name(heldout=True)}, {mode}",
+                rows=score.heldout,
+                whole=score.heldout_overall,
+                estimates=score.heldout_pass_at,
             )
 
 
 def _film(run_dir: Path, site: Site, name: str, film: Film) -> Values:
     """Return the frames of a film with their pictures; the picture is empty if the screenshot is gone."""
 
-    def picture(file: str, alt: str, action: dict[str, Any] | None = None) -> Markup:
+    def picture(file: str, alt: str, actions: Sequence[dict[str, Any]] = ()) -> Markup:
         try:
             size = image_size((films_dir(run_dir, name) / file).read_bytes())
         except OSError:
@@ -167,10 +172,10 @@ def _film(run_dir: Path, site: Site, name: str, film: Film) -> Values:
         if size is None:
             return Markup("")
         image = site.picture(file, *size, of=("evaluations", name, "shots"))
-        return screenshot(image, *size, action_marks(action, size[0]), alt)
+        return screenshot(image, *size, action_marks(actions, size[0]), alt)
 
     frames = [
-        (picture(frame.screenshot, f"screen before step {number}", frame.action), frame.text)
+        (picture(frame.screenshot, f"screen before step {number}", frame.actions), frame.text)
         for number, frame in enumerate(film.frames)
     ]
     return {

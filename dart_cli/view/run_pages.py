@@ -351,7 +351,7 @@ def _frame(site: Site, step: Step, screens: _Sizes, colours: Mapping[int, str]) 
     size = screens.get(step.screenshot)
     picture, candidates = Markup(""), []
     if size is not None:
-        over = heat_marks(step.pointed, *size) + action_marks(step.action, size[0])
+        over = heat_marks(step.pointed, *size) + action_marks(step.actions, size[0])
         alt = f"screen before step {step.step}"
         picture = screenshot(site.picture(step.screenshot, *size), *size, over, alt)
         candidates = [

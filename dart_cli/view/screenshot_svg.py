@@ -3,7 +3,7 @@
 image_size     the width and height of an encoded image
 reduced        the same image with fewer pixels
 screenshot     a screenshot with marks over it
-action_marks   the marks of an action
+action_marks   the marks of actions
 heat_marks     the marks of where pointers looked
 """
 
@@ -69,9 +69,9 @@ def screenshot(
     ).format(small, width, height, alt, picture, over)
 
 
-def action_marks(action: Mapping[str, Any] | None, width: int) -> Markup:
-    """Return the marks of an action over a screenshot that is `width` pixels wide."""
-    return Markup("").join(map(_mark_svg, marks_of(action, width)))
+def action_marks(actions: Sequence[Mapping[str, Any]], width: int) -> Markup:
+    """Return the marks of actions over a screenshot that is `width` pixels wide."""
+    return Markup("").join(map(_mark_svg, marks_of(actions, width)))
 
 
 def _mark_svg(mark: Line | Ring) -> Markup:

@@ -29,7 +29,7 @@ from PIL import Image
 
 from bus.error_texts import did_you_mean
 from bus.errors import UserError
-from dart_cli.evaluation.marks import action_words
+from dart_cli.evaluation.marks import step_words
 from dart_cli.runtime.tables import minutes, moment, or_dash, verdict_words, versions
 from envs.contract.blobs import image_type
 from envs.contract.screenshots import seen_size
@@ -185,7 +185,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        moment=moment, minutes=minutes, words=action_words, dash=or_dash, verdict=verdict_words
+        moment=moment, minutes=minutes, words=step_words, dash=or_dash, verdict=verdict_words
     )
     environment.globals["versions"] = versions
     return environment

@@ -76,6 +76,17 @@ class LoginEnv:
                 return Type(text=self.account[name]) if focused else self._middle(self.form[name])
         return self._middle(self.form["login"])
 
+    def oracle_hint(self):
+        """Return the same in words that `builtin:small` knows, which a teacher's prompt may name."""
+        if self.inside:
+            return f'click "{self.labels["continue"]}"'
+        for name in ("user", "password"):
+            if self.typed[name] != self.account[name]:
+                if self.focus == name:
+                    return f'type "{self.account[name]}"'
+                return f"click the field {self.labels[name]}"
+        return f'click "{self.labels["login"]}"'
+
     def close(self):
         """Nothing to free."""
 

@@ -121,6 +121,10 @@ class GuiEnv(Protocol):
         fields filled in. `task_of` finds the task, and raises TaskError if the suite does not have it.
         Raises EnvError if the GUI cannot be brought up.
 
+        The info dict may hold `app_log`, a list of texts: what the application reported meanwhile, such as
+        console errors and failed requests. That of `step` may, too. They are stored with the trajectory, in
+        bounded lines.
+
         If `options["free"]` is true, neither a step limit nor a reached goal ends the episode, so that an
         explorer may go on. An environment that cannot do that ignores the option.
         """

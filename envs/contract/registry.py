@@ -64,6 +64,9 @@ MADE_OF: dict[str, tuple[str, str]] = {
     "gym": ("envs.suites.gym.env:GymSuite", "ENV_ID"),
     "openenv": ("envs.suites.openenv.env:OpenenvSuite", "PROFILE"),
     "served": ("envs.suites.served:ServedSuite", "FILE.toml"),
+    "cuagym": ("envs.suites.cuagym.suite:CuagymSuite", "FOLDER"),
+    "mobilegym": ("envs.suites.mobilegym.suite:MobilegymSuite", "FOLDER"),
+    "web": ("envs.suites.web.env:WebSuite", "FILE.toml"),
 }
 """Prefix -> the class of the suites `prefix:ARGUMENT`, and what the argument is."""
 

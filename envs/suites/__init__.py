@@ -4,6 +4,8 @@ embedded      suites `mini`, `composed`, `recall`, `desk` and `apps`: a widget t
 desktop       suite `desktop`: real applications on a virtual display
 browsergym    suite `browsergym`: BrowserGym's tasks, in a separate interpreter
 miniwob       suite `miniwob`: MiniWoB++ in headless Chromium
+cuagym        suite `cuagym:FOLDER`: CUA-Gym's mocks and bundles, from the user's folder
+mobilegym     suite `mobilegym:FOLDER`: MobileGym's phone and judges, from the user's folder
 osworld       suite `osworld`: OSWorld's guests, in containers or already running
 android       suite `android`: devices over adb (experimental)
 openenv       suite `openenv:PROFILE`: environments behind OpenEnv servers

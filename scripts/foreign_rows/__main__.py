@@ -9,7 +9,7 @@ opencua     AgentNet, the data of OpenCUA: agentnet*.jsonl
 cua-lite    CUA-Lite's episodes: *.jsonl or *.parquet
 gui-actor   GUI-Actor's questions with boxes: *.json; a grounding set of ScreenSpot's layout is written
 
-Pictures stay where they are. Malformed rows are refused with their places, or left out with --skip-malformed.
+A step of several actions is malformed, but with --max-actions N for up to N. Pictures stay where they are. Malformed rows are refused with their places, or left out with --skip-malformed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,25 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bus.errors import DartError, UserError
+from dart_cli.config.schema import MOST_ACTIONS
 from dart_cli.runtime.streams import take_streams
 from dart_cli.tune.episodes import EPISODES
 from scripts.foreign_rows import cua_lite, gui_actor, opencua
 
-READERS = {"opencua": opencua.read, "cua-lite": cua_lite.read, "gui-actor": gui_actor.read}
+EPISODE_READERS = {"opencua": opencua.read, "cua-lite": cua_lite.read}
 ITEMS = "screenspot_web.json"
 
 
-def convert(layout: str, home: Path, *, skip_malformed: bool = False) -> str:
-    """Write the rows of a folder or file; return a message about what was written. Raises UserError."""
-    foreign = READERS[layout](home)
+def convert(layout: str, home: Path, *, skip_malformed: bool = False, max_actions: int = 1) -> str:
+    """Write the rows of a folder or file; return a message about what was written. Raises UserError.
+
+    A step may have up to `max_actions` actions.
+    """
+    foreign = (
+        gui_actor.read(home)
+        if layout == "gui-actor"
+        else EPISODE_READERS[layout](home, max_actions)
+    )
     if foreign.malformed and not skip_malformed:
         raise UserError(
             f"{len(foreign.malformed)} rows are malformed, the first is {foreign.malformed[0]}; mend the files, or leave "
@@ -62,13 +70,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("layout", choices=READERS)
+    parser.add_argument("layout", choices=[*EPISODE_READERS, "gui-actor"])
     parser.add_argument("home", type=Path, help="folder or file of the rows")
     parser.add_argument("--skip-malformed", action="store_true")
+    parser.add_argument(
+        "--max-actions", type=int, default=1, help="most actions of a step, as policy.max_actions"
+    )
     options = parser.parse_args()
+    if not 1 <= options.max_actions <= MOST_ACTIONS:
+        parser.error(f"--max-actions must be 1 to {MOST_ACTIONS}, got {options.max_actions}")
     take_streams()  # a name that the terminal cannot show ends nothing
     try:
-        print(convert(options.layout, options.home, skip_malformed=options.skip_malformed))
+        message = convert(
+            options.layout,
+            options.home,
+            skip_malformed=options.skip_malformed,
+            max_actions=options.max_actions,
+        )
+        print(message)
     except DartError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

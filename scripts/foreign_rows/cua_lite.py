@@ -5,8 +5,8 @@ user's, with an image and the instruction; each of the assistant's has `tool_cal
 `arguments.actions` are actions on a grid of 0 to 1000; a message of role `tool` shows the next image. A last
 message without calls ends the episode: as done, or by `metadata.others.terminate_status`.
 
-`inline_reasoning` is the thought, or else `action_description`. One message is one of our actions: several are
-refused, but for a move before what acts where the pointer is. Texts are taken as they stand: a newline at the end of
+`inline_reasoning` is the thought, or else `action_description`. One message is one of our actions, or up to
+`max_actions` of them; a move before what acts where the pointer is makes one with it. Texts are taken as they stand: a newline at the end of
 what is typed submits it. Keys get our names. `response`, `terminate`, `report_infeasible` and `goto` are tools of
 their own. `hold_key`, `screenshot`, `cursor_position` and the other tools are none of our actions. Rows whose
 `others.task_completed` is false are left out, and so are those of other kinds than `use` (grounding, questions).
@@ -76,8 +76,8 @@ def files_of(home: Path) -> list[Path]:
     return [path for path in listed if {"images", "messages"} <= _keys_of(path)]
 
 
-def read(home: Path) -> ForeignRows:
-    """Return the episodes of a folder or file."""
+def read(home: Path, max_actions: int = 1) -> ForeignRows:
+    """Return the episodes of a folder or file, whose steps have up to `max_actions` actions."""
     foreign = ForeignRows()
     root = home.parent if home.is_file() else home
     for path in files_of(home):
@@ -85,7 +85,7 @@ def read(home: Path) -> ForeignRows:
             try:
                 if isinstance(row, ValueError):
                     raise row
-                episode = _row(root, row)
+                episode = _row(root, row, max_actions)
             except ValueError as error:
                 foreign.malformed.append(f"{place}: {error}")
                 continue
@@ -128,7 +128,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
             yield f"{path.name}[{index}]", row
 
 
-def _row(root: Path, row: Any) -> dict[str, Any] | None:
+def _row(root: Path, row: Any, max_actions: int) -> dict[str, Any] | None:
     """Return the episode of a row; None for one that is left out."""
     if not isinstance(row, dict):
         raise ValueError("must be an object of keys and values")  # noqa: TRY004 - a row's mistake
@@ -142,16 +142,19 @@ def _row(root: Path, row: Any) -> dict[str, Any] | None:
         raise ValueError("metadata.others must be an object, and metadata.dims a list")  # noqa: TRY004
     if others.get("task_completed") is False or (dims and "use" not in dims):
         return None
-    return _Episode(root, images, others).read(messages)
+    return _Episode(root, images, others, max_actions).read(messages)
 
 
 class _Episode:
     """The messages of a row, read one after the other."""
 
-    def __init__(self, root: Path, images: list[Any], others: Mapping[str, Any]) -> None:
+    def __init__(
+        self, root: Path, images: list[Any], others: Mapping[str, Any], max_actions: int
+    ) -> None:
         self._root = root
         self._images = images
         self._others = others
+        self._max_actions = max_actions
         self._instruction = ""
         self._image: Any = None  # the name of the image that the next action answers
         self._pointer: Point | None = None
@@ -189,18 +192,18 @@ class _Episode:
             raise ValueError("answers to no image")
         screenshot, size = picture_of(self._root, IMAGES, self._image)
         thought = _joined(parts, "inline_reasoning") or _joined(parts, "action_description")
+        screen = Screen(Grid(MOST, size), self._pointer)
         try:
-            action = _action_of_message(
-                message, Screen(Grid(MOST, size), self._pointer), self._others
-            )
+            actions = _actions_of_message(message, screen, self._others, self._max_actions)
         except ValidationError as error:
             first = error.errors()[0]
             at = ".".join(str(part) for part in first["loc"])
             raise ValueError(f"{at}: {first['msg']}") from None
         except ActionError as error:
             raise ValueError(str(error)) from None
-        self._pointer = pointer_after(action, self._pointer)
-        self._steps.append(step_of(screenshot, action, thought))
+        for action in actions:
+            self._pointer = pointer_after(action, self._pointer)
+        self._steps.append(step_of(screenshot, actions, thought))
 
 
 def _unpacked(value: Any) -> Any:
@@ -260,30 +263,40 @@ class Screen:
         return self.pointer
 
 
-def _action_of_message(
-    message: Mapping[str, Any], screen: Screen, others: Mapping[str, Any]
-) -> Action:
-    """Return the action of a message of the assistant's."""
+def _actions_of_message(
+    message: Mapping[str, Any], screen: Screen, others: Mapping[str, Any], max_actions: int
+) -> list[Action]:
+    """Return the actions of a message of the assistant's [N], N >= 1."""
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
         raise ValueError("tool_calls must be a list")  # noqa: TRY004 - a row's mistake
     if not calls:
-        return Done() if others.get("terminate_status", "success") == "success" else Fail()
+        return [Done() if others.get("terminate_status", "success") == "success" else Fail()]
     actions = [action for call in calls for action in _actions_of(call)]
     if len(actions) == 2 and actions[0].get("action") == "mouse_move":
         place = screen.at(actions[0])
         if actions[1].get("action") in _AT_POINTER and not {"coordinate"} & _places(actions[1]):
-            return _AT_POINTER[actions[1]["action"]](replace(screen, pointer=place), actions[1])
+            return [_AT_POINTER[actions[1]["action"]](replace(screen, pointer=place), actions[1])]
         if actions[1].get("action") == "drag" and "start_coordinate" not in _places(actions[1]):
-            return _drag(replace(screen, pointer=place), actions[1])
-    if len(actions) != 1:
+            return [_drag(replace(screen, pointer=place), actions[1])]
+    if not 1 <= len(actions) <= max_actions:
         names = [action.get("action") for action in actions]
-        raise ValueError(f"does {len(actions)} things ({names!r:.60}); an action of ours is one")
-    name = actions[0].get("action")
-    make = _ACTIONS.get(name) if isinstance(name, str) else None
-    if make is None:
-        raise ValueError(f"the action {name!r:.30} is none of {', '.join(_ACTIONS)}")
-    return make(screen, actions[0])
+        raise ValueError(
+            f"does {len(actions)} things ({names!r:.60}); a step of ours has {_most(max_actions)}"
+        )
+    ours: list[Action] = []
+    for arguments in actions:
+        name = arguments.get("action")
+        make = _ACTIONS.get(name) if isinstance(name, str) else None
+        if make is None:
+            raise ValueError(f"the action {name!r:.30} is none of {', '.join(_ACTIONS)}")
+        ours.append(make(screen, arguments))
+        screen = replace(screen, pointer=pointer_after(ours[-1], screen.pointer))
+    return ours
+
+
+def _most(max_actions: int) -> str:
+    return "one action" if max_actions == 1 else f"at most {max_actions} actions"
 
 
 def _actions_of(call: Any) -> Iterator[Mapping[str, Any]]:

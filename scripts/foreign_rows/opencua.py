@@ -17,8 +17,10 @@ from typing import Any
 
 from bus.errors import ActionError
 from dart_cli.language.coordinates import make_coordinate_map, pointer_after
+from dart_cli.language.parsers import make_action_parser
 from dart_cli.language.parsers.pyautogui_calls import IGNORED, SIGNATURES, read_calls
 from dart_cli.language.parsers.reading import calls_of
+from dart_cli.language.parsers.several import read_actions
 from envs.contract.actions import Action, Click, DoubleClick, TripleClick
 from scripts.foreign_rows.parts import ForeignRows, picture_of, row_lines, step_of, words_of
 
@@ -33,8 +35,8 @@ def files_of(home: Path) -> list[Path]:
     return sorted(home.glob(FILES))
 
 
-def read(home: Path) -> ForeignRows:
-    """Return the episodes of a folder or file."""
+def read(home: Path, max_actions: int = 1) -> ForeignRows:
+    """Return the episodes of a folder or file, whose steps have up to `max_actions` actions."""
     foreign = ForeignRows()
     root = home.parent if home.is_file() else home
     for path in files_of(home):
@@ -45,13 +47,13 @@ def read(home: Path) -> ForeignRows:
                 if isinstance(row, dict) and row.get("task_completed") is False:
                     foreign.left_out += 1
                     continue
-                foreign.rows.append(_row(root, row))
+                foreign.rows.append(_row(root, row, max_actions))
             except ValueError as error:
                 foreign.malformed.append(f"{place}: {error}")
     return foreign
 
 
-def _row(root: Path, row: Any) -> dict[str, Any]:
+def _row(root: Path, row: Any, max_actions: int) -> dict[str, Any]:
     instruction = words_of(row, "instruction")
     listed = row.get("traj")
     if not isinstance(listed, list) or not listed:
@@ -64,7 +66,7 @@ def _row(root: Path, row: Any) -> dict[str, Any]:
             if not isinstance(value, dict):
                 raise ValueError("has no value")  # noqa: TRY004 - a row's mistake
             screenshot, size = picture_of(root, IMAGES, step.get("image"))
-            action, pointer = action_of(words_of(value, "code"), size, pointer)
+            actions, pointer = actions_of(words_of(value, "code"), size, pointer, max_actions)
             thought = _thought(value)
         except ValueError as error:
             raise ValueError(f"step {number}: {error}") from None
@@ -72,7 +74,7 @@ def _row(root: Path, row: Any) -> dict[str, Any]:
             value.get("last_step_correct") is not False
             and value.get("last_step_redundant") is not True
         )
-        steps.append(step_of(screenshot, action, thought, learned))
+        steps.append(step_of(screenshot, actions, thought, learned))
     return {"instruction": instruction, "steps": steps}
 
 
@@ -82,6 +84,32 @@ def _thought(value: dict[str, Any]) -> str:
     if thought is not None and not isinstance(thought, str):
         raise ValueError(f"thought must be a text, got {thought!r:.40}")
     return thought if thought and thought.strip() else ""
+
+
+def actions_of(
+    code: str, size: tuple[int, int], pointer: tuple[int, int] | None, max_actions: int
+) -> tuple[list[Action], tuple[int, int] | None]:
+    """Return the actions that a step's code is, and the pixel where the pointer is then.
+
+    Raises ValueError for code that is more than `max_actions` actions, or none of ours.
+    """
+    try:
+        action, pointer_then = action_of(code, size, pointer)
+    except ValueError:
+        if max_actions == 1:
+            raise
+    else:
+        return [action], pointer_then
+    # A call without a place is refused if no action has moved the pointer.
+    on = replace(make_coordinate_map("unit", *size), pointer=pointer, assumes_places=False)
+    try:
+        parser = make_action_parser("pyautogui", max_actions)
+        actions = read_actions(parser, f"```python\n{code}\n```", on)
+    except ActionError as error:
+        raise ValueError(f"its code {code!r:.60}: {error}") from None
+    for action in actions:
+        pointer = pointer_after(action, pointer)
+    return actions, pointer
 
 
 def action_of(

@@ -33,9 +33,14 @@ class ForeignRows:
     left_out: int = 0  # of failures or other kinds
 
 
-def step_of(image: str, action: Action, thought: str = "", learned: bool = True) -> dict[str, Any]:
-    """Return a step; the picture is named from the set's folder on."""
-    step = {"image": image, "action": action_to_dict(action), "thought": thought}
+def step_of(
+    image: str, actions: Sequence[Action], thought: str = "", learned: bool = True
+) -> dict[str, Any]:
+    """Return a step with its actions [N], N >= 1; the picture is named from the set's folder on."""
+    first, *more = map(action_to_dict, actions)
+    step = {"image": image, "action": first, "thought": thought}
+    if more:
+        step["more_actions"] = more
     return step if learned else {**step, "learned": False}
 
 

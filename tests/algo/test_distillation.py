@@ -1,4 +1,4 @@
-"""The teacher's part of an advantage: its expected gradient by enumeration, and each token's gradient.
+"""The teacher's part of the loss: its gradient by enumeration, and over blocks of a vocabulary by brute force.
 
 A vocabulary of three tokens and completions of three make 27 completions, so an expectation is a sum. The
 student's logits at a prefix come from parameters that all prefixes share.
@@ -7,7 +7,6 @@ student's logits at a prefix come from parameters that all prefixes share.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
@@ -16,12 +15,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dart_cli.algo.loss import LossOutput, policy_loss
-from dart_cli.algo.objective import LOG_RATIO_LIMIT, ImportanceSampling, Objective
+from dart_cli.algo import chunked
+from dart_cli.algo.chunked import taught_scores, token_scores
+from dart_cli.algo.loss import policy_loss
+from dart_cli.algo.objective import ImportanceSampling, Objective
 
 VOCABULARY, LENGTH = 3, 3
-Gap = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(policy, teacher, behaviour) log-probabilities -> the advantage of a token."""
+Change = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(policy, teacher) log-probabilities [V] -> what takes the place of the gap."""
 
 few = settings(max_examples=40)
 
@@ -49,6 +50,10 @@ def completions(length: int) -> Iterator[tuple[int, ...]]:
     return itertools.product(range(VOCABULARY), repeat=length)
 
 
+def gap_of(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    return (mine.exp() * (theirs - mine)).sum()
+
+
 def expected(
     student: torch.Tensor,
     teacher: torch.Tensor,
@@ -56,16 +61,18 @@ def expected(
     objective: Objective,
     length: int = LENGTH,
     advantage: float = 0.0,
-    baseline: float = 0.0,
+    gap: Change = gap_of,
 ) -> torch.Tensor:
     """Return the mean gradient of `policy_loss` over completions that `behaviour` draws."""
     parameters = student.clone().requires_grad_()
     for tokens in completions(length):
         policy, drawn_from = logprobs(parameters, tokens), logprobs(behaviour, tokens)
         one = torch.ones_like(drawn_from)
+        prefixes = [tokens[:at] for at in range(length)]
+        gaps = [gap(table(parameters, each), table(teacher, each)) for each in prefixes]
         output = policy_loss(
             policy, policy.detach(), drawn_from, advantage * one, one, objective,
-            divisor=1.0, teacher_logprobs=logprobs(teacher, tokens), teacher_baseline=baseline,
+            divisor=1.0, teacher_gaps=torch.stack(gaps),
         )  # fmt: skip
         (output.loss * drawn_from.sum().exp()).backward()
     assert parameters.grad is not None
@@ -103,7 +110,6 @@ def gradient_of_whole_kl(
 
 
 ALONE = Objective(teacher_weight=1.0)
-UNBOUNDED: dict[str, Any] = {"importance_cap": 1e9, "clip_low": 1.0, "clip_high": 1e9}
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -126,7 +132,7 @@ def test_of_one_token_it_is_the_gradient_of_the_whole_kl(seed: int) -> None:
 
 
 def test_of_several_tokens_the_whole_kl_adds_what_later_tokens_owe_to_earlier_ones() -> None:
-    """The part that is left out: each token's log-probability times the gaps of the tokens after it."""
+    """What is left out: each token's log-probability times the gaps of the tokens after it."""
     student, teacher = model(0), model(100)
     parameters = student.clone().requires_grad_()
     for tokens in completions(LENGTH):
@@ -140,45 +146,31 @@ def test_of_several_tokens_the_whole_kl_adds_what_later_tokens_owe_to_earlier_on
     assert close(mean + parameters.grad, gradient_of_whole_kl(student, teacher))
 
 
-@pytest.mark.parametrize("correction", ["truncated", "ratio"])
-def test_importance_weights_correct_tokens_of_older_weights(correction: ImportanceSampling) -> None:
-    """The prefixes stay those of the older weights, as for rewards."""
+@pytest.mark.parametrize("correction", get_args(ImportanceSampling))
+def test_prefixes_of_older_weights_need_no_weight(correction: ImportanceSampling) -> None:
+    """The prefixes stay those of the older weights, as for rewards; the KL after each is exact."""
     student, teacher, older = model(1), model(101), model(201)
-    objective = Objective(teacher_weight=1.0, correction=correction, **UNBOUNDED)
+    objective = Objective(teacher_weight=1.0, correction=correction)
     mean = expected(student, teacher, older, objective)
     assert close(mean, gradient_of_kl(student, teacher, older))
 
 
-@pytest.mark.parametrize("correction", ["truncated", "ratio"])
-def test_a_baseline_changes_no_mean_where_weights_are_exact(correction: ImportanceSampling) -> None:
-    student, teacher, older = model(1), model(101), model(201)
-    objective = Objective(teacher_weight=1.0, correction=correction, **UNBOUNDED)
-    mean = expected(student, teacher, older, objective, baseline=-1.3)
-    assert close(mean, gradient_of_kl(student, teacher, older))
-
-
-def test_truncated_weights_make_a_bias_of_a_constant_which_the_baseline_removes() -> None:
-    """Draw the teacher's log-probabilities as the student's plus a constant: there is nothing to learn.
-
-    No distribution has them; a constant is what is left of a gap beside its spread.
-    """
-    student, older = model(1), model(201)
-    parameters = student.clone().requires_grad_()
-    sizes = []
-    for baseline in (0.0, -1.3):
-        parameters.grad = None
-        for tokens in completions(LENGTH):
-            policy, behaviour = logprobs(parameters, tokens), logprobs(older, tokens)
-            one = torch.ones_like(behaviour)
-            output = policy_loss(
-                policy, policy.detach(), behaviour, one, one, ALONE,
-                divisor=1.0, teacher_logprobs=policy.detach() - 1.3, teacher_baseline=baseline,
-            )  # fmt: skip
-            (output.loss * behaviour.sum().exp()).backward()
+def test_each_completion_has_the_mean_of_what_a_draw_of_its_tokens_would_have() -> None:
+    """The sampled KL: the advantage of a drawn token is log t - log p; its mean is ours, its spread is not."""
+    student, teacher = model(4), model(104)
+    exact, mean = expected(student, teacher, student, ALONE, length=1), torch.zeros_like(student)
+    spread = 0.0
+    for (token,) in completions(1):
+        parameters = student.clone().requires_grad_()
+        mine = table(parameters, ())
+        advantage = (table(teacher, ()) - mine)[token].detach()
+        (-advantage * mine[token]).backward()
         assert parameters.grad is not None
-        sizes.append(parameters.grad.norm().item())
-    assert sizes[0] > 0.05
-    assert sizes[1] < 1e-12
+        probability = mine[token].exp().item()
+        mean += probability * parameters.grad
+        spread += probability * (parameters.grad - exact).square().sum().item()
+    assert close(mean, exact)
+    assert spread > 0.01
 
 
 def test_the_reward_and_the_teacher_share_an_advantage() -> None:
@@ -191,32 +183,26 @@ def test_the_reward_and_the_teacher_share_an_advantage() -> None:
 
 def test_a_teacher_that_is_the_student_teaches_nothing() -> None:
     student = model(3)
-    assert torch.equal(expected(student, student, student, ALONE), torch.zeros_like(student))
+    assert expected(student, student, student, ALONE).abs().max() < 1e-14
 
 
 # --- formulas that are wrong, which the comparisons above must tell from ours ---------------------
 
-WRONG: dict[str, Gap] = {
-    "sign": lambda policy, teacher, _: policy - teacher,
-    "behaviour in place of the present weights": lambda _, teacher, behaviour: teacher - behaviour,
-    "no student": lambda _, teacher, __: teacher,
+WRONG: dict[str, Change] = {
+    "sign": lambda mine, theirs: -gap_of(mine, theirs),
+    "no student": lambda mine, theirs: (mine.exp() * theirs).sum(),
+    "the forward KL": lambda mine, theirs: (theirs.exp() * (mine - theirs)).sum(),
+    "probabilities without gradient": lambda mine, theirs: (
+        mine.detach().exp() * (theirs - mine)
+    ).sum(),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_formula_has_another_mean(name: str) -> None:
+def test_a_wrong_formula_has_another_gradient(name: str) -> None:
     student, teacher, older = model(1), model(101), model(201)
-    parameters = student.clone().requires_grad_()
-    for tokens in completions(LENGTH):
-        policy, behaviour = logprobs(parameters, tokens), logprobs(older, tokens)
-        advantages = WRONG[name](policy.detach(), logprobs(teacher, tokens), behaviour)
-        one = torch.ones_like(behaviour)
-        output = policy_loss(
-            policy, policy.detach(), behaviour, advantages, one, Objective(**UNBOUNDED), divisor=1.0
-        )
-        (output.loss * behaviour.sum().exp()).backward()
-    assert parameters.grad is not None
-    assert not torch.allclose(parameters.grad, gradient_of_kl(student, teacher, older), rtol=0.05)
+    mean = expected(student, teacher, older, ALONE, gap=WRONG[name])
+    assert not torch.allclose(mean, gradient_of_kl(student, teacher, older), rtol=0.05)
 
 
 def test_teacher_and_student_exchanged_have_another_mean() -> None:
@@ -244,75 +230,113 @@ def double(values: list[float]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def one_by_one(
-    policy: torch.Tensor, teacher: torch.Tensor, objective: Objective, **more: Any
-) -> LossOutput:
-    one = torch.ones_like(teacher)
-    numbers = {"advantages": 0.5 * one, "behaviour": policy.detach() - 0.1, "weights": one} | more
-    return policy_loss(
-        policy, policy.detach(), numbers["behaviour"], numbers["advantages"], numbers["weights"], objective,
-        divisor=1.0, teacher_logprobs=teacher, unknown=more.get("unknown"),
-    )  # fmt: skip
-
-
-TOKENS = st.lists(
-    st.tuples(st.floats(-40, 0), st.floats(-40, 0), st.floats(-2, 2), st.floats(-3, 3)),
-    min_size=1,
-    max_size=8,
-)
-
-
-@few
-@given(TOKENS, st.floats(0, 1), st.sampled_from(get_args(ImportanceSampling)))
-def test_the_gradient_of_a_token_is_its_weight_times_its_advantage(
-    tokens: list[tuple[float, float, float, float]], share: float, kind: ImportanceSampling
-) -> None:
-    """Without a gradient through the gap: with one, each would have `share` more.
-
-    The means above cannot show that, since the mean gradient of a log-probability is 0.
-    """
-    own, theirs, drifts, rewards = (double(list(column)) for column in zip(*tokens, strict=True))
-    policy = own.clone().requires_grad_()
-    objective = Objective(teacher_weight=share, correction=kind, clip_low=1.0, clip_high=1e9)
-    output = one_by_one(policy, theirs, objective, behaviour=own - drifts, advantages=rewards)
-    output.loss.backward()
-    assert policy.grad is not None
-    for slope, (p, t, drift, reward) in zip(policy.grad.tolist(), tokens, strict=True):
-        gap = max(-LOG_RATIO_LIMIT, min(LOG_RATIO_LIMIT, t - p))
-        weight = {"truncated": min(math.exp(drift), 1.0), "none": 1.0, "ratio": math.exp(drift)}
-        advantage = (1 - share) * reward + share * gap
-        assert slope == pytest.approx(-weight[kind] * advantage, rel=1e-9, abs=1e-12)
-
-
-def test_demonstrations_and_masked_tokens_have_no_teachers_part() -> None:
-    policy = double([-1.0, -1.0, -1.0]).requires_grad_()
-    output = one_by_one(
-        policy, double([-0.5, -0.5, -math.inf]), Objective(teacher_weight=0.25),
-        weights=double([1.0, 1.0, 0.0]), unknown=torch.tensor([False, True, False]),
+def test_a_token_has_its_share_of_the_reward_and_of_the_kl() -> None:
+    """Tokens that are masked, or that no teacher scored, have no KL; a demonstration has one."""
+    policy = double([-1.0, -1.0, -1.0, -1.0]).requires_grad_()
+    gaps = double([-0.5, -0.25, -2.0, float("nan")]).requires_grad_()
+    one = torch.ones(4, dtype=torch.float64)
+    output = policy_loss(
+        policy, policy.detach(), policy.detach(), 0.5 * one, double([1.0, 2.0, 1.0, 0.0]),
+        Objective(teacher_weight=0.25), divisor=4.0, teacher_gaps=gaps,
+        taught=torch.tensor([True, True, False, True]),
+        unknown=torch.tensor([False, True, False, False]),
     )  # fmt: skip
     output.loss.backward()
     assert policy.grad is not None
-    drawn = -(0.75 * 0.5 + 0.25 * 0.5)
-    assert policy.grad.tolist() == pytest.approx([drawn, -0.75 * 0.5, 0.0])
+    assert gaps.grad is not None
+    reward = -0.75 * 0.5 / 4
+    assert policy.grad.tolist() == pytest.approx([reward, 2 * reward, reward, 0.0])
+    assert gaps.grad.tolist() == pytest.approx([-0.25 / 4, -0.5 / 4, 0.0, 0.0])
     metrics = output.stats.metrics()
-    assert metrics["teacher_gap"] == pytest.approx(0.5)
-    assert metrics["teacher_clip_fraction"] == 0
+    assert metrics["teacher_gap"] == pytest.approx((-0.5 - 0.25) / 2)
+    assert metrics["taught_fraction"] == pytest.approx(2 / 3)
 
 
-def test_metrics_count_the_tokens_that_a_teacher_scored() -> None:
-    policy = double([-1.0, -2.0, -0.5]).requires_grad_()
-    metrics = one_by_one(policy, double([-2.0, -1.5, -30.0]), ALONE).stats.metrics()
-    assert metrics["teacher_gap"] == pytest.approx((-1.0 + 0.5 - 29.5) / 3)
-    assert metrics["teacher_clip_fraction"] == pytest.approx(1 / 3)
+def test_without_a_teacher_there_are_no_metrics_of_one() -> None:
     one = torch.ones(1)
     without = policy_loss(one, one, one, one, one, Objective(), divisor=1.0).stats.metrics()
-    assert not [name for name in without if name.startswith("teacher")]
+    assert not [name for name in without if name.startswith(("teacher", "taught"))]
 
 
 def test_a_share_without_a_teacher_is_refused() -> None:
     one = torch.zeros(1)
-    with pytest.raises(ValueError, match="teacher_logprobs"):
+    with pytest.raises(ValueError, match="teacher_gaps"):
         policy_loss(one, one, one, one, one, ALONE, divisor=1.0)
+
+
+# --- over blocks of a vocabulary -------------------------------------------------------------------
+
+
+def states(seed: int, *shape: int) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=draw, dtype=torch.float64)
+
+
+def by_brute_force(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    theirs: tuple[torch.Tensor, torch.Tensor],
+    forbidden: torch.Tensor,
+    temperature: float,
+) -> torch.Tensor:
+    """Return -KL(policy || teacher) [N] from the logits of all tokens that may be drawn."""
+    allowed = torch.ones(len(weight), dtype=torch.bool).index_fill(0, forbidden, value=False)
+    mine = (hidden @ weight[allowed].T / temperature).log_softmax(-1)
+    shortest = allowed[: len(theirs[1])]
+    other = (theirs[0] @ theirs[1][: len(allowed)][shortest].T / temperature).log_softmax(-1)
+    return (mine.exp() * (other - mine)).sum(-1)
+
+
+@few
+@given(
+    st.integers(0, 2**20),
+    st.integers(1, 9),
+    st.integers(2, 23),
+    st.integers(0, 3),
+    st.sampled_from([0.5, 1.0, 2.0]),
+    st.integers(1, 5),
+)
+def test_gaps_in_blocks_are_those_of_brute_force(
+    seed: int, count: int, vocabulary: int, extra: int, temperature: float, chunk: int
+) -> None:
+    """Values and gradients; heads of other widths and rows, whole blocks forbidden, in blocks of 5 tokens."""
+    hidden, weight = states(seed, count, 6), states(seed + 1, vocabulary + 5, 6)
+    theirs = states(seed + 2, count, 4), states(seed + 3, vocabulary + extra, 4)
+    forbidden = torch.arange(vocabulary, vocabulary + 5)
+    ids = torch.randint(vocabulary, (count,), generator=torch.Generator().manual_seed(seed))
+    factors, others = states(seed + 4, count), states(seed + 5, count)
+    results = []
+    for is_ours in (True, False):
+        own, head = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        options: dict[str, Any] = {"temperature": temperature, "forbidden": forbidden}
+        logprobs, entropies = token_scores(own, head, ids, **options)
+        if is_ours:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(chunked, "VOCABULARY_CHUNK", 5)
+                scores = taught_scores(own, head, ids, *theirs, **options, chunk_tokens=chunk)
+                own_logprobs, own_entropies, gaps = scores
+                assert torch.allclose(own_logprobs, logprobs, rtol=1e-12)
+                assert torch.allclose(own_entropies, entropies, rtol=1e-9, atol=1e-12)
+                ((gaps * factors).sum() + (own_logprobs * others).sum()).backward()
+        else:
+            gaps = by_brute_force(own, head, theirs, forbidden, temperature)
+            ((gaps * factors).sum() + (logprobs * others).sum()).backward()
+        assert own.grad is not None
+        assert head.grad is not None
+        results.append((gaps.detach(), own.grad, head.grad))
+    for ours, theirs_ in zip(*results, strict=True):
+        assert torch.allclose(ours, theirs_, rtol=1e-9, atol=1e-12)
+
+
+def test_a_teacher_that_lacks_a_token_or_fits_no_state_is_refused() -> None:
+    hidden, weight, ids = states(0, 2, 3), states(1, 7, 3), torch.tensor([0, 1])
+    options: dict[str, Any] = {"temperature": 1.0, "forbidden": torch.tensor([6])}
+    with pytest.raises(ValueError, match="lacks rows of tokens"):
+        taught_scores(hidden, weight, ids, states(2, 2, 4), states(3, 5, 4), **options)
+    with pytest.raises(ValueError, match="the teacher's states"):
+        taught_scores(hidden, weight, ids, states(2, 2, 4), states(3, 7, 5), **options)
+    with pytest.raises(ValueError, match="the teacher's states"):
+        taught_scores(hidden, weight, ids, states(2, 3, 4), states(3, 7, 4), **options)
 
 
 # --- TRL -------------------------------------------------------------------------------------------

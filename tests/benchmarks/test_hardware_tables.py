@@ -113,12 +113,16 @@ def test_a_gpu_is_known_by_its_name() -> None:
 
 @pytest.mark.parametrize(
     ("name", "history"),
-    [*product(("ui-tars-7b", "osworld"), ("slide", "evict")), ("qwen3.5-9b", "slide")],
+    [
+        *product(("ui-tars-7b", "osworld"), ("slide", "evict")),
+        *product(("qwen3.5-9b", "qwen3.5-4b-27b"), ("slide",)),
+    ],
 )
 def test_no_other_split_of_eight_gpus_is_faster_than_the_shipped_one(
     name: str, history: str
 ) -> None:
-    tree, screens = (MODELS[4].tree, NEWER_CUT) if name == "qwen3.5-9b" else (CONFIG, CUT)
+    newer = {"qwen3.5-4b-27b": MODELS[3], "qwen3.5-9b": MODELS[4]}.get(name)
+    tree, screens = (newer.tree, NEWER_CUT) if newer else (CONFIG, CUT)
     evict = ["policy.history_images=3", "policy.history_images_most=7"]
     config = load_config(ROOT / "configs" / f"{name}.toml", evict if history == "evict" else [])
 

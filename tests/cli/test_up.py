@@ -171,7 +171,7 @@ def test_one_command_evaluates_trains_goes_on_after_ctrl_c_and_reports(
     for key in ("success_before", "success_after", "greedy_before", "greedy_after"):
         assert 0 <= result[key] <= 1
     assert set(result["per_task"]["coin/throw"]) >= {"before", "after"}
-    assert set(result["compositions"]["per_task"]) == {"coin/again"}
+    assert set(result["heldout"]["per_task"]) == {"coin/again"}
     after = read_evaluation(run_dir, "after")
     assert after is not None
     for name in ("curve", "films"):

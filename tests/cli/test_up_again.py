@@ -38,7 +38,7 @@ def config_path(tmp_path: Path) -> Path:
     path.write_text(
         f'[run]\ndir = "{tmp_path}/run"\n[rollout]\nengine = "scripted"\n'
         '[env]\ntasks = ["mini/click", "mini/popup"]\nslots = 4\n'
-        '[eval]\nepisodes = 12\ncompositions = ["mini/popup+menu"]\n'
+        '[eval]\nepisodes = 12\ntasks = ["mini/click", "mini/popup", "mini/popup+menu"]\n'
     )
     return path
 
@@ -67,7 +67,7 @@ def test_a_before_without_a_valid_episode_is_played_again(
     (config.run.dir / "eval").mkdir(parents=True, mode=0o700)
     config.run.dir.chmod(0o700)
     score = TaskScore(task_id="a", episodes=episodes, passed=0, invalid=3, steps=0)
-    mode = ModeScore(tasks=[score], compositions=[])
+    mode = ModeScore(tasks=[score], heldout=[])
     kept = evaluation("before", 1).model_copy(update={"modes": {"sampled": mode, "greedy": mode}})
     (config.run.dir / "eval" / "before.json").write_text(kept.model_dump_json())
     assert run_up(config, config_path, [], fresh=False) == 130

@@ -253,7 +253,10 @@ def test_a_verb_without_any_word_shows_its_help(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["init", "x", "--template", "nope"], "'nope' is not one of 'tiny', 'own-env', '9b', '7b'"),
+        (
+            ["init", "x", "--template", "nope"],
+            "'nope' is not one of 'tiny', 'own-env', 'web', '9b', '7b'",
+        ),
         (["data", "ls", "--state", "foo"], "'foo' is not one of"),
     ],
     ids=["init", "ls"],

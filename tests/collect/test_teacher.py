@@ -27,7 +27,10 @@ from dart_cli.data.exchange.transfer import import_folder
 from dart_cli.data.store.open import open_reader
 from dart_cli.language.coordinates import make_coordinate_map
 from dart_cli.language.parsers import make_action_parser
+from dart_cli.language.parsers.several import read_actions, write_actions
+from envs.contract.actions import action_from_dict
 from tests.chat.chat_server import Raw, Says, chat, message
+from tests.own_suites.shelf_suite import ShelfEnv
 from tests.waiting import PATIENCE_S
 
 SHELF = "tests.own_suites.shelf_suite:ShelfSuite"
@@ -196,6 +199,48 @@ def test_thoughts_are_kept_or_dropped_by_a_key(keeps: bool, tmp_path: Path) -> N
             texts = [step.text for row in reader.pool() for step in reader.steps(row.trajectory_id)]
         thoughts = {re.match(r"Thought: (.*)\nAction:", text)[1] for text in texts}  # type: ignore[index]
         assert thoughts == {expected if keeps else ""}
+
+
+def test_a_teachers_answer_of_several_actions_is_one_step_of_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the policy's language; or, if that has one action a completion, no step of it."""
+    grid, parser = make_coordinate_map("thousand", 168, 168), make_action_parser("uitars", 3)
+
+    def plan(env: ShelfEnv) -> str:
+        return f"Next: {write_actions(parser, env._actions[env._done :], grid)}"
+
+    monkeypatch.setattr(ShelfEnv, "oracle_hint", plan, raising=False)
+
+    def says(body: dict[str, Any]) -> str:
+        [text] = [
+            part["text"] if isinstance(part, dict) else part
+            for sent in body["messages"]
+            for part in (
+                sent["content"] if isinstance(sent["content"], list) else [sent["content"]]
+            )
+            if "Next: " in str(part)
+        ]
+        return str(text).partition("Next: ")[2]
+
+    config = config_of(tmp_path, policy={"family": "ui-tars", "max_actions": 3})
+    policy = config.policy.model_copy(update={"max_actions": 3})
+    rollout = config.rollout.model_copy(update={"max_tokens": 60})
+    several = config.model_copy(update={"policy": policy, "rollout": rollout})
+    collect(several, says)
+    with open_reader(config.run.dir) as reader:
+        episodes = [reader.steps(row.trajectory_id) for row in reader.pool()]
+    assert len(episodes) == 4
+    for [step] in episodes:
+        assert len(step.actions) == step.text.count("\n") + 1 == 3
+        assert read_actions(
+            make_action_parser("compact", 3),
+            step.text,
+            make_coordinate_map("thousandths", 168, 168),
+        ) == [action_from_dict(action) for action in step.actions]
+    run = config.run.model_copy(update={"dir": tmp_path / "one"})
+    with pytest.raises(UserError, match="no success was collected"):
+        collect(config.model_copy(update={"run": run}), says)
 
 
 # --- what cannot be used -----------------------------------------------------------------------

@@ -11,6 +11,7 @@ from bus.errors import ConfigError, UserError
 from bus.messages import Turn
 from dart_cli.collect import CollectOptions, teacher
 from dart_cli.collect.collector import run_collect
+from dart_cli.collect.teacher_record import FILE
 from dart_cli.config.load import default_config
 from dart_cli.config.rules.check import check_config
 from dart_cli.config.rules.learning import read_by_tune
@@ -79,7 +80,7 @@ def test_its_steps_are_what_the_policy_would_have_seen_and_written(
                 assert policy.decode(step.sampled.token_ids) == step.text
                 assert step.text.startswith("Thought: \nAction: click(start_box=")
                 assert step.sampled.token_ids[-1] in policy.end_token_ids
-                action, _ = spec.read(step.text, screen, pointer)
+                [action], _ = spec.read(step.text, screen, pointer)
                 assert step.action is not None
                 assert action == action_from_dict(step.action)
                 shown = spec.action_parser.as_history(step.text)
@@ -123,6 +124,34 @@ def test_a_folder_that_cannot_write_its_language_is_told_before_its_weights_are_
         UserError, match=r"cannot write teacher\.policy\.action_parser = 'toolcall'"
     ):
         run_collect(config, CollectOptions(per_task=1, player="teacher"))
+
+
+def test_a_prompt_that_the_teacher_cannot_read_is_counted_and_its_seed_not_played_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its answer it needs more positions than the model has."""
+    keys = {
+        "teacher.model": "builtin:tiny",
+        "teacher.max_tokens": 4096,
+        "run.dir": tmp_path / "run",
+        "rollout.device": "cpu",
+        "env.tasks": ["mini/click"],
+        "env.slots": 2,
+    }
+    config = default_config([f"{key}={value}" for key, value in keys.items()])
+    options = CollectOptions(per_task=1, player="teacher", as_json=True)
+    unusable = []
+    for why in (r"cannot read its prompt: .* positions", "has played every seed that is tried"):
+        with pytest.raises(UserError, match=why):
+            run_collect(config, options)
+        result = json.loads(capsys.readouterr().out)
+        assert (result["collected"], result["missing"]) == (0, 1)
+        unusable.append(result["teacher"]["unusable"])
+    assert unusable == [{teacher.UNREADABLE: 8}, {}]
+    path = tmp_path / "run" / FILE
+    played = [json.loads(line) for line in path.read_text().splitlines()]
+    seeds = [line["seed"] for line in played if line.get("outcome")]
+    assert len(seeds) == len(set(seeds)) == 8
 
 
 @pytest.mark.parametrize(

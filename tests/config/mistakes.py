@@ -46,6 +46,7 @@ def assert_one_line(case: Case, path: Path, capsys: pytest.CaptureFixture[str]) 
 
 LACKING = (
     "model.path is no folder",
+    "teacher.model is no folder",
     "train.device",
     "rollout.device",
     'rollout.engine = "vllm": ',

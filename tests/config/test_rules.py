@@ -60,6 +60,12 @@ CASES = [
         "got 3; set e.g. 7",
     ),
     Case(
+        "several actions in a language that has none",
+        '[policy]\naction_parser = "glm"\nmax_actions = 2\n',
+        "policy.max_actions",
+        'must be 1 with policy.action_parser = "glm"',
+    ),
+    Case(
         "text of a suite that has none",
         '[env]\nobserve = ["screenshot", "accessibility"]\n',
         "env.observe",
@@ -187,13 +193,7 @@ CASES = [
         "trained on held-out task",
         '[env]\ntasks = ["mini/popup+menu"]\n',
         "env.tasks",
-        "move it to eval.compositions",
-    ),
-    Case(
-        "composition that is trained",
-        '[env]\ntasks = ["mini/popup"]\n[eval]\ncompositions = ["mini/popup"]\n',
-        "eval.compositions",
-        "remove it from one",
+        "`dart eval` plays it",
     ),
     Case("unknown task to evaluate", '[eval]\ntasks = ["mini/x"]\n', "eval.tasks", "no task"),
     Case("glob of nothing", '[env]\ntasks = ["mini/klick*"]\n', "env.tasks", "no task like"),
@@ -213,12 +213,11 @@ CASES = [
     ),
     Case("seeds that end before they begin", "[env]\nseeds = [9, 3]\n", "env.seeds", "first < end"),
     Case("seeds of the evaluation", "[env]\nseeds = [0, 2000000]\n", "env.seeds", "1000000"),
-    Case("unknown composition", '[eval]\ncompositions = ["x"]\n', "eval.compositions", "no task"),
     Case(
-        "compositions of another suite",
-        '[env]\nsuite = "desk"\n[eval]\ncompositions = ["mini/popup+menu"]\n',
-        "eval.compositions",
-        "if they are another suite's, set eval.compositions=[] for all",
+        "evaluated tasks of another suite",
+        '[env]\nsuite = "desk"\n[eval]\ntasks = ["mini/popup+menu"]\n',
+        "eval.tasks",
+        "if they are another suite's, set eval.tasks=[] for all",
     ),
     *(
         Case(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bus.errors import MissingPartError
 from dart_cli.config.families import with_family
 from dart_cli.config.learning_rate import with_rate
 from dart_cli.config.load import load_config
@@ -19,8 +20,11 @@ from dart_cli.config.template import (
     template_values,
     write_starter,
 )
+from envs.tools.browser.process import find_chromium
 
 ROOT = Path(__file__).parents[2]
+SUITES = {"own-env": "{}/my_env.py:GuestsSuite", "web": "web:{}/web/guests.toml"}
+"""Template -> the suite in the folder that it is written to."""
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -31,8 +35,8 @@ def test_a_starter_is_its_template_with_every_key(tmp_path: Path, template: str)
     config = load_config(path)
     expected = template_values(template)
     expected["run"]["dir"] = "runs/mine"
-    if template == "own-env":
-        expected["env"]["suite"] = f"{tmp_path / 'mine' / 'my_env.py'}:GuestsSuite"
+    if template in SUITES:
+        expected["env"]["suite"] = SUITES[template].format(tmp_path / "mine")
     assert config == with_family(with_rate(Config.model_validate(expected)))
     text = path.read_text()
     for name, section in section_types().items():
@@ -50,13 +54,13 @@ def test_the_short_starter_sets_what_the_full_one_sets(tmp_path: Path, template:
     write_starter(short, template)
     full, brief = (load_config(each / "dart.toml") for each in (whole, short))
     assert brief.run.dir == Path("runs/mine")
-    if template == "own-env":
-        assert brief.env.suite == f"{short / 'my_env.py'}:GuestsSuite"
+    if template in SUITES:
+        assert brief.env.suite == SUITES[template].format(short)
         full = full.model_copy(update={"env": brief.env})
     assert brief == full
 
 
-@pytest.mark.parametrize("template", ["tiny", "own-env"])
+@pytest.mark.parametrize("template", ["tiny", "own-env", "web"])
 def test_a_starter_is_some_20_lines_and_names_its_own_path(tmp_path: Path, template: str) -> None:
     path = write_starter(tmp_path / "mine", template)[-1]
     lines = path.read_text().splitlines()
@@ -79,10 +83,15 @@ def test_the_full_starter_has_the_sections_that_most_runs_never_read_as_comments
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["short", "full"])
-@pytest.mark.parametrize("template", ["tiny", "own-env"])
+@pytest.mark.parametrize("template", ["tiny", "own-env", "web"])
 def test_a_starter_runs_as_it_is(
     tmp_path: Path, template: str, full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if template == "web":
+        try:
+            find_chromium()
+        except MissingPartError as missing:
+            pytest.skip(str(missing))
     monkeypatch.chdir(tmp_path)
     write_starter(Path("mine"), template, full=full)
     config = load_config(Path("mine/dart.toml"))

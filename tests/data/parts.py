@@ -12,6 +12,7 @@ from bus.messages import (
     Batch,
     BatchTrained,
     Heartbeat,
+    Hint,
     Lease,
     LeaseRequest,
     Outcome,
@@ -24,6 +25,7 @@ from bus.messages import (
     TrajectoryEnd,
     VersionSpan,
 )
+from bus.packed import int32s
 from bus.weights import SyncDone
 from dart_cli.config.schema import Config
 from dart_cli.config.task_split import training_tasks
@@ -86,6 +88,7 @@ def step_record(
         model_s=0.01,
         env_s=0.001,
         instruction="" if step else "click the red one",
+        hint=Hint(start=step, end=step + 2, token_ids=int32s([9, step, 9])) if step % 2 else None,
     )
 
 

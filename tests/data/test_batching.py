@@ -53,6 +53,7 @@ def test_advantages_of_a_served_batch_are_those_of_numpy(ledger: Ledger) -> None
         assert batch.prompt(sample) == sent.prompt_token_ids
         assert list(batch.completion(sample)) == sent.sampled.token_ids
         assert list(sample.behaviour_logprobs) == sent.sampled.behaviour_logprobs
+        assert sample.hint == sent.hint
         assert [batch.images[name] for name in batch.image_hashes(sample)] == [sent.screenshot]
 
 

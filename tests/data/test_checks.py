@@ -12,10 +12,12 @@ from PIL import Image
 
 from bus.errors import ProtocolError
 from bus.messages import (
+    Hint,
     PointerMap,
     StepRecord,
     VersionSpan,
 )
+from bus.packed import int32s
 from dart_cli.config.load import config_of_model
 from dart_cli.config.schema import Config
 from dart_cli.data.checks import check_step, model_facts
@@ -59,6 +61,11 @@ from tests.data.parts import (
         ({"image_hashes": []}, "image_hashes"),
         ({"screenshot": b"another"}, "image_hashes"),
         ({"images": [b"\x89PNG of another prompt"]}, "images must be .* of image_hashes"),
+        ({"hint": Hint(start=0, end=42, token_ids=int32s([]))}, "hint is outside of its prompt"),
+        ({"hint": Hint(start=9, end=8, token_ids=int32s([]))}, "hint is outside of its prompt"),
+        ({"hint": Hint(start=0, end=1, token_ids=int32s([-5]))}, "hint must be in"),
+        ({"more_actions": [{"kind": "wait"}] * 32}, "more_actions must be at most 31"),
+        ({"action": None, "more_actions": [{"kind": "wait"}]}, "more_actions must .* after action"),
     ],
 )
 def test_a_step_whose_parts_do_not_fit_is_refused_by_name(

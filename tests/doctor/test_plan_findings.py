@@ -298,7 +298,8 @@ def test_steps_need_a_run(seven_b: Path, capsys: pytest.CaptureFixture[str]) -> 
     ("name", "history"),
     [
         *product(("ui-tars-7b", "osworld"), ("slide", "evict")),
-        ("qwen3.5-9b", "slide"),  # it plans with the published shape
+        ("qwen3.5-9b", "slide"),  # these plan with published shapes
+        ("qwen3.5-4b-27b", "slide"),
     ],
 )
 def test_comments_have_the_figures_that_are_printed(
@@ -307,7 +308,7 @@ def test_comments_have_the_figures_that_are_printed(
     host(monkeypatch, *[H100] * 8)
     path = ROOT / "configs" / f"{name}.toml"
     text = " ".join(path.read_text(encoding="utf-8").replace("#", " ").split())
-    given = [] if name == "qwen3.5-9b" else [f"model.path={seven_b}"]
+    given = [] if name.startswith("qwen") else [f"model.path={seven_b}"]
     given += EVICT if history == "evict" else []
     config = load_config(path, given)
     lines = made(config, 30).lines(config, None)

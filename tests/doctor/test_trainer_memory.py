@@ -143,6 +143,22 @@ def test_a_teacher_is_counted_with_its_own_size_in_shards_of_all_ranks() -> None
         assert taught.peak >= alone.peak + taught.permanent["teacher"]
 
 
+def test_a_policy_that_is_compared_with_a_teacher_keeps_its_states_and_its_head() -> None:
+    """Hints without a teacher's folder take the reference, which adapters are themselves."""
+    shape = shape_of(CONFIG)
+    for adapters in (0, 10**6):
+        setup = replace(SETUP, adapters=adapters, predicted=1000)
+        alone, taught = (
+            trainer_memory(shape, replace(setup, is_taught=hints, reference=hints))
+            for hints in (False, True)
+        )
+        reference = 0 if adapters else 2 * -(-shape.parameters // setup.ranks)
+        assert taught.fixed - alone.fixed == reference
+        head = 0 if adapters else 2 * shape.embedding
+        assert taught.passing["taught"] >= 2 * 1000 * shape.width + head
+        assert taught.peak - alone.peak >= reference + 2 * 1000 * shape.width + head
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_trained_tower_takes_more(recompute: bool) -> None:
     shape = shape_of(CONFIG)

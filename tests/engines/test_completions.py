@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bus.errors import EngineError
 from bus.messages import PointerMap
-from dart_cli.engines.completions import CompletionBuilder, DrawnToken
+from dart_cli.engines.completions import CompletionBuilder, DrawnToken, hint_between
 from tests.data.parts import DRAG
 
 MAP = PointerMap(position=3, rows=1, columns=8, heat=bytes(8))
@@ -44,3 +46,17 @@ def test_tokens_without_patches_have_none() -> None:
 def test_patches_of_another_length_are_refused() -> None:
     with pytest.raises(EngineError, match=r"9 tokens .* 9 entropies, 1 patches and 9 versions"):
         CompletionBuilder(DRAG.model_copy(update={"patches": [3]}))
+
+
+@given(st.lists(st.integers(0, 2), max_size=12), st.lists(st.integers(0, 2), max_size=12))
+def test_a_hint_makes_one_prompt_of_the_other_and_repeats_neither_end(
+    plain: list[int], hinted: list[int]
+) -> None:
+    hint = hint_between(plain, hinted)
+    assert 0 <= hint.start <= hint.end <= len(plain)
+    assert plain[: hint.start] + list(hint.token_ids) + plain[hint.end :] == hinted
+    own, other = plain[hint.start : hint.end], list(hint.token_ids)
+    if own and other:
+        assert own[0] != other[0]
+        assert own[-1] != other[-1]
+    assert bool(own or other) == (plain != hinted)

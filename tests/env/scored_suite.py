@@ -2,7 +2,8 @@
 
 A number is the reward that its evaluator gives, and nothing else. `judged-NUMBER` gives the outcome,
 too: a pass. `milestones` gives 0.25 for its first step. `breaks` and `judge-breaks` are broken by the
-policy's action, `gives-way` breaks by itself, `odd-step` gives no number for its step.
+policy's action, `gives-way` breaks by itself, `odd-step` gives no number for its step. `reports` hands in
+what its application reported, `odd-log` something else.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class ScoredEnv:
     ) -> tuple[Observation, dict[str, Any]]:
         self.what = (options or {})["task"].id.removeprefix("scored/")
         self.steps = 0
-        return SCREEN, {"instruction": "do some of it"}
+        app_log = ["GET /icon.png: 404"] if self.what == "reports" else None
+        return SCREEN, {"instruction": "do some of it", "app_log": app_log}
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         self.steps += 1
@@ -49,7 +51,12 @@ class ScoredEnv:
         reward = 0.25 if self.what == "milestones" and self.steps == 1 else 0.0
         if self.what == "odd-step":
             reward = float("nan")
-        return SCREEN, reward, self.steps >= 2, False, {}
+        app_log: object = []
+        if self.what == "reports" and self.steps == 2:
+            app_log = ["TypeError:\n x is \x1b[2Jundefined"] * 3 + ["y" * 1000]
+        if self.what == "odd-log":
+            app_log = "one text"
+        return SCREEN, reward, self.steps >= 2, False, {"app_log": app_log}
 
     def evaluate(self) -> Verdict:
         if not self.steps:
@@ -74,6 +81,7 @@ class ScoredSuite:
         for what in (
             *("0.0", "0.4", "0.5", "1.0", "7.0", "judged-0.3"),
             *("breaks", "judge-breaks", "gives-way", "odd-step", "milestones"),
+            *("reports", "odd-log"),
         )
     }
 

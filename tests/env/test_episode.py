@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from bus.errors import DeadlineError, EnvError, StoreError
+from bus.errors import ActionError, ConfigError, DeadlineError, EnvError, NoOracleError, StoreError
 from bus.messages import Ack, ActRequest, Completion, SampledTokens, StepRecord
 from dart_cli.engines.base import GenerateRequest
+from dart_cli.engines.completions import hint_between
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.scripted import Script, ScriptedEngine
 from dart_cli.env import step_prompts
@@ -439,3 +440,102 @@ async def test_an_environment_is_made_used_and_closed_in_one_thread_and_renewed(
     await player.close()
     await player.close()
     assert [env.closed for env in instances] == [True, True]
+
+
+# --- hints for a teacher ---------------------------------------------------------------------------
+
+
+class Hinted(Oracle):
+    """A policy whose replies have the hint of the request, as a rollout worker's have."""
+
+    async def act(self, request: ActRequest) -> Completion:
+        reply = await super().act(request)
+        own, other = (text.encode() for text in (request.instruction, request.hinted_instruction))
+        hint = hint_between(list(own), list(other)) if other else None
+        return reply.model_copy(update={"hint": hint})
+
+
+async def played_with_hints(env: GuiEnv, policy: Hinted, **options: Any) -> Memory:
+    sink, player = Memory(), threaded(lambda: env)
+    spec = options.pop("spec", None) or action_spec()
+    await Episode(player, lease(), MENU, policy, sink, spec, **{"hints": True, **options}).play()
+    await player.close()
+    return sink
+
+
+async def test_each_step_has_the_hint_of_its_own_screen() -> None:
+    env = mini()
+    policy = Hinted(env)
+    sink = await played_with_hints(env, policy)
+    hints = [request.hinted_instruction for request in policy.requests]
+    assert hints[0] == "click menu"
+    assert hints[1] == policy.requests[1].instruction  # the button is visible now
+    assert {request.instruction for request in policy.requests} == {hints[1]}
+    for request, record in zip(policy.requests, sink.steps, strict=True):
+        assert record.hint is not None
+        text = request.instruction.encode()
+        read = (
+            text[: record.hint.start] + bytes(list(record.hint.token_ids)) + text[record.hint.end :]
+        )
+        assert read.decode() == request.hinted_instruction
+
+
+async def test_without_hints_the_environment_is_not_asked() -> None:
+    env = mini()
+    policy = Hinted(env)
+    env.oracle_hint = None  # type: ignore[assignment,method-assign]
+    sink = await played_with_hints(env, policy, hints=False)
+    assert [record.hint for record in sink.steps] == [None, None]
+
+
+@pytest.mark.parametrize("error", [EnvError, NoOracleError])
+async def test_steps_from_which_no_way_leads_to_the_goal_have_no_hint(
+    error: type[EnvError],
+) -> None:
+    env = mini()
+    policy, asked = Hinted(env), 0
+
+    def hint() -> str:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise error("no action leads there")
+        return "click menu"
+
+    env.oracle_hint = hint  # type: ignore[method-assign]
+    sink = await played_with_hints(env, policy)
+    assert sink.ends[0].outcome == "pass"
+    assert [record.hint is None for record in sink.steps] == [True, False]
+
+
+async def test_an_action_that_the_policy_cannot_write_is_no_hint() -> None:
+    env = mini()
+    env.oracle_hint = lambda: ""  # type: ignore[method-assign]
+    policy = Hinted(env)
+    await played_with_hints(env, policy)
+    told = [request.hinted_instruction for request in policy.requests]
+    instruction = policy.requests[0].instruction
+    assert all(text.startswith(f"{instruction}\nNext: click(") for text in told)
+
+    class Mute(Lenient):
+        def format(self, *_: object) -> str:
+            raise ActionError("no word for it")
+
+    env = mini()
+    env.oracle_hint = lambda: ""  # type: ignore[method-assign]
+    policy = Hinted(env)
+    spec = dataclasses.replace(action_spec(), action_parser=Mute())
+    sink = await played_with_hints(env, policy, spec=spec)
+    assert [record.hint for record in sink.steps] == [None, None]
+
+
+async def test_a_suite_without_an_oracle_is_refused_with_one_line() -> None:
+    player = threaded(lambda: Breaks(""))
+    episode = Episode(player, lease(), MENU, Says("done()"), Memory(), action_spec(), hints=True)
+    with pytest.raises(
+        ConfigError, match=r"^teacher\.hints: suite mini names no next step: "
+    ) as told:
+        await episode.play()
+    await player.close()
+    assert "\n" not in str(told.value)
+    assert "set teacher.model to a model folder" in str(told.value)

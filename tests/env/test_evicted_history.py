@@ -23,6 +23,7 @@ from dart_cli.config.schema import Config, PolicyConfig
 from dart_cli.engines.base import GenerateRequest
 from dart_cli.engines.responder import PolicyResponder
 from dart_cli.engines.scripted import Script, ScriptedEngine
+from dart_cli.env.app_log import AppLog
 from dart_cli.env.calls import StepResult
 from dart_cli.env.episode import play_episode
 from dart_cli.env.step_prompts import action_spec_of
@@ -64,6 +65,7 @@ class Scripted:
     def __init__(self, *, texts: bool) -> None:
         self._texts = texts
         self._steps = 0
+        self.app_log = AppLog()
 
     async def reset(self, task: Task, seed: int) -> tuple[Observation, str]:
         return screen(0, self._texts), "pick <|image_pad|> red"
@@ -71,7 +73,7 @@ class Scripted:
     async def evaluate_start(self) -> Verdict | None:
         return None
 
-    async def step(self, action: Action) -> StepResult:
+    async def step(self, action: Action, *, continues: bool = False) -> StepResult:
         self._steps += action != Wait(
             seconds=0
         )  # what a lenient action parser makes of any other text

@@ -6,11 +6,11 @@ from dart_cli.evaluation.results import EpisodeRow
 
 
 def episode(
-    task: str, seed: int, attempt: int, outcome: str, *, composed: bool = False
+    task: str, seed: int, attempt: int, outcome: str, *, heldout: bool = False
 ) -> EpisodeRow:
     return EpisodeRow(
         mode="sampled",
-        composed=composed,
+        heldout=heldout,
         task_id=task,
         seed=seed,
         attempt=attempt,

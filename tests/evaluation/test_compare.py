@@ -188,3 +188,12 @@ def test_digests_are_short_for_people_and_whole_for_scripts(
         out = capsys.readouterr().out
         assert f"weights: base weights, {digest_text}" in out
         assert (digest in out) == bool(options)
+
+
+def test_a_task_that_only_one_of_two_runs_trains_on_is_compared_and_named() -> None:
+    first = evaluation("a", [*outcomes("x", "ff"), *outcomes("y", "pf")])
+    others = [row.model_copy(update={"heldout": True}) for row in outcomes("y", "pp")]
+    result = compare(first, evaluation("b", [*outcomes("x", "pp"), *others]))
+    parts = [(mode.part, [task.task_id for task in mode.tasks]) for mode in result.modes]
+    assert parts == [("fresh instances of trained tasks", ["x"]), ("tasks never trained on", ["y"])]
+    assert "trained on in one of them only: y" in result.settings

@@ -26,7 +26,7 @@ def over(
         ended_at=ended_at,
         row=EpisodeRow(
             mode=planned.mode,
-            composed=planned.composed,
+            heldout=planned.heldout,
             task_id=planned.task_id,
             seed=planned.seed,
             attempt=planned.attempt,
@@ -155,10 +155,10 @@ def test_time_counts_once_where_episodes_are_played_at_once(tmp_path: Path) -> N
         assert episodes.wall_s() == 13.0
 
 
-def test_tasks_and_compositions_are_counted_apart(tmp_path: Path) -> None:
+def test_trained_tasks_and_others_are_counted_apart(tmp_path: Path) -> None:
     plan = [
-        Planned("sampled", task, seed, 0, composed, False)
-        for task, composed in (("a", False), ("a+b", True))
+        Planned("sampled", task, seed, 0, heldout, False)
+        for task, heldout in (("a", False), ("a+b", True))
         for seed in (7, 8)
     ]
     with opened(tmp_path, plan) as episodes:
@@ -170,6 +170,18 @@ def test_tasks_and_compositions_are_counted_apart(tmp_path: Path) -> None:
             *((2, 2, 1), (1, 2, 0))
         ]
         assert progress_note(counts, 61) == (
-            "tasks 2/2 0.50 passed, compositions 1/2 0.00 passed, about 1:01 left"
+            "tasks 2/2 0.50 passed, held-out tasks 1/2 0.00 passed, about 1:01 left"
         )
         assert progress_note({("sampled", False): counts["sampled", False]}, 0) == "0.50 passed"
+
+
+def test_the_plan_says_whether_a_task_is_trained_on_and_not_an_earlier_start(
+    tmp_path: Path,
+) -> None:
+    """The key env.tasks may change between two starts: outcomes do not depend on it."""
+    before, now = (Planned("sampled", "a", 7, 0, heldout, False) for heldout in (False, True))
+    with opened(tmp_path, [before]) as episodes:
+        episodes.add(over(before))
+    with opened(tmp_path, [now]) as episodes:
+        assert episodes.left == []
+        assert [row.heldout for row in episodes.rows("sampled")] == [True]

@@ -46,7 +46,7 @@ def test_invalid_episodes_are_in_no_rate_and_leave_their_instance_out_of_larger_
     rows = [
         *(episode("a", 1, 0, "pass"), episode("a", 1, 1, "invalid")),
         *(episode("a", 2, 0, "fail"), episode("a", 2, 1, "pass")),
-        episode("m", 9, 0, "fail", composed=True),
+        episode("m", 9, 0, "fail", heldout=True),
     ]
     score = mode_score(rows, ["a", "never"], ["m"], 2)
     [task, empty] = score.tasks
@@ -57,4 +57,4 @@ def test_invalid_episodes_are_in_no_rate_and_leave_their_instance_out_of_larger_
         (1, 0.75, 2),
         (2, 1.0, 1),
     ]
-    assert [(each.k, each.any) for each in score.composed_pass_at] == [(1, 0.0)]
+    assert [(each.k, each.any) for each in score.heldout_pass_at] == [(1, 0.0)]

@@ -15,7 +15,8 @@ from PIL import Image
 from bus.errors import EnvError, TaskError, UserError
 from dart_cli.cli.main import main
 from dart_cli.config.load import load_config
-from dart_cli.config.task_split import composed_tasks, trained_tasks
+from dart_cli.config.schema import Config
+from dart_cli.config.task_split import trained_tasks, untrained_tasks
 from dart_cli.evaluation import EvalOptions
 from dart_cli.evaluation.episodes import EpisodeFolder, EpisodeRecord
 from dart_cli.evaluation.evaluate import plan_eval, run_eval
@@ -30,13 +31,13 @@ from tests.stopping import signal_in
 def test_what_is_evaluated_follows_the_configuration(config_path: Path) -> None:
     config = load_config(config_path)
     assert [task.id for task in trained_tasks(config)] == ["mini/click", "mini/popup"]
-    assert [task.id for task in composed_tasks(config)] == ["mini/popup+menu"]
-    everything = load_config(config_path, ["env.tasks=[]", "eval.compositions=[]"])
+    assert [task.id for task in untrained_tasks(config)] == ["mini/popup+menu"]
+    everything = load_config(config_path, ["env.tasks=[]", "eval.tasks=[]"])
     assert {task.split for task in trained_tasks(everything)} == {"train"}
-    assert {task.split for task in composed_tasks(everything)} == {"heldout"}
+    assert {task.split for task in untrained_tasks(everything)} == {"heldout"}
     only = ["mini/menu", "mini/popup+tabs"]
-    assert [task.id for task in trained_tasks(config, only)] == ["mini/menu"]
-    assert [task.id for task in composed_tasks(config, only)] == ["mini/popup+tabs"]
+    assert [task.id for task in trained_tasks(config, ["mini/click", *only])] == ["mini/click"]
+    assert [task.id for task in untrained_tasks(config, only)] == only
     with pytest.raises(TaskError, match="did you mean"):
         trained_tasks(config, ["mini/popupp"])
 
@@ -48,7 +49,7 @@ def test_an_evaluation_is_printed_kept_and_read_again(
     made = run_eval(config, EvalOptions(as_json=True))
     result = json.loads(capsys.readouterr().out)
     assert result == summary(made)
-    assert result["sampled_tasks"]["episodes"] == result["greedy_compositions"]["episodes"] == 12
+    assert result["sampled_tasks"]["episodes"] == result["greedy_heldout"]["episodes"] == 12
     assert set(result["sampled_tasks"]["per_task"]) == {"mini/click", "mini/popup"}
     assert read_evaluation(config.run.dir, "base") == made
     films = read_films(config.run.dir, "base")
@@ -71,7 +72,7 @@ def test_the_verb_prints_each_task_with_its_interval(
     out = capsys.readouterr().out
     assert "mini/click" in out
     assert "95 % interval" in out
-    assert "all tasks" in out
+    assert "fresh instances of trained tasks" in out
     assert "mini/popup" not in out
     assert "eval/mine.json" in out.replace("\n", "")
 
@@ -120,7 +121,7 @@ def test_where_every_episode_is_invalid_no_result_is_kept_and_the_reasons_are(
     config_path: Path,
 ) -> None:
     broken = "env.tasks=['unruly/evaluate-raise', 'unruly/reset-raise']"
-    some = [f"env.suite={UNRULY}", "eval.compositions=[]", "eval.episodes=13"]
+    some = [f"env.suite={UNRULY}", "eval.tasks=[]", "eval.episodes=13"]
     config = load_config(config_path, [*some, broken])
     reason = r"all 13 episodes were invalid.*; 7 of them: evaluate: ZeroDivisionError: a bug of"
     with pytest.raises(EnvError, match=reason):
@@ -135,7 +136,7 @@ def test_stopped_while_a_reset_hangs_it_tells_what_is_kept_and_goes_on_from_ther
     config_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = [f"env.suite={UNRULY}", 'env.tasks=["unruly/well", "unruly/reset-hang"]']
-    changes += ["eval.compositions=[]", "env.slots=1", "rollout.max_batch=1", "eval.episodes=2"]
+    changes += ["eval.tasks=[]", "env.slots=1", "rollout.max_batch=1", "eval.episodes=2"]
     signal_in(monkeypatch, "eval/0 to reset unruly/reset-hang, seed 1000001", signal.SIGTERM)
     config = load_config(config_path, changes)
     with pytest.raises(SystemExit) as stopped:
@@ -170,7 +171,7 @@ def test_attempts_go_on_where_an_earlier_start_was_interrupted(
     capsys.readouterr()
     made = run_eval(config, sampled)
     assert "has 5 of 24 episodes already; plays the others" in capsys.readouterr().err
-    assert len(made.episodes) == 24  # 4 of tasks and 4 of compositions, three times
+    assert len(made.episodes) == 24  # 4 of trained tasks and 4 of others, three times
     assert {each.row.model_dump_json() for each in kept} <= {
         row.model_dump_json() for row in made.episodes
     }
@@ -187,7 +188,7 @@ def test_attempts_go_on_where_an_earlier_start_was_interrupted(
 def test_other_settings_begin_anew_and_keep_the_older_evaluation(
     config_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = ["eval.episodes=2", "eval.compositions=[]"]
+    few = ["eval.episodes=2", "eval.tasks=[]"]
     options = EvalOptions(mode="random", keep_as="mine")
     first = run_eval(load_config(config_path, few), options)
     second = run_eval(load_config(config_path, [*few, "env.options.size=252x252"]), options)
@@ -221,7 +222,7 @@ def test_an_evaluation_takes_the_gpus_of_rollout_workers(
     config_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    few = ["eval.episodes=1", "eval.compositions=[]", "env.tasks=['mini/click']"]
+    few = ["eval.episodes=1", "eval.tasks=[]", "env.tasks=['mini/click']"]
     config = load_config(config_path, [*few, "up.rollouts=2", "up.rollout_gpus=[2,3]"])
     run_eval(config, EvalOptions(mode="random"))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "6"  # of rollout-0
@@ -259,7 +260,7 @@ def test_a_protocol_sets_what_is_published_and_the_result_tells_what_deviates(
 
 
 def test_one_valid_episode_is_worth_keeping(config_path: Path) -> None:
-    some = ["env.tasks=['unruly/reset-raise', 'unruly/well']", "eval.compositions=[]"]
+    some = ["env.tasks=['unruly/reset-raise', 'unruly/well']", "eval.tasks=[]"]
     made = run_eval(
         load_config(config_path, [f"env.suite={UNRULY}", *some]), EvalOptions(mode="greedy")
     )
@@ -268,7 +269,7 @@ def test_one_valid_episode_is_worth_keeping(config_path: Path) -> None:
 
 
 def test_partial_rewards_are_told_beside_success(config_path: Path) -> None:
-    some = ["env.tasks=['scored/0.4', 'scored/1.0']", "eval.compositions=[]"]
+    some = ["env.tasks=['scored/0.4', 'scored/1.0']", "eval.tasks=[]"]
     config = load_config(config_path, [f"env.suite={SCORED}", *some])
     made = run_eval(config, EvalOptions(mode="random"))
     table = score_table(made, "random", made.modes["random"])
@@ -326,3 +327,31 @@ def test_random_clicks_are_not_refused_for_a_model_that_is_not_there(
         with pytest.raises(SystemExit) as exit_:
             main([*missing, "--mode", mode])
         assert (exit_.value.code or 0) == code, capsys.readouterr().err
+
+
+def test_both_figures_stand_first_and_say_where_a_fresh_seed_is_no_fresh_instance(
+    config_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(config: Config) -> str:
+        run_eval(config, EvalOptions(mode="random", fresh=True))
+        return " ".join(capsys.readouterr().out.split())
+
+    text = printed(load_config(config_path))
+    first = text.index("fresh instances of trained tasks")
+    assert text.index("random: success, 95 % interval") < first
+    assert first < text.index("tasks never trained on") < text.index("mini/click")
+    assert "begin alike" not in text
+
+    some = [f"env.suite={SCORED}", "env.tasks=['scored/0.4', 'scored/1.0']", "eval.tasks=[]"]
+    for heldout in ([], ["env.heldout=['scored/0.5']"]):
+        config = load_config(config_path, [*some, *heldout])
+        text = printed(config)
+        made = read_evaluation(config.run.dir, "random")
+        assert made is not None
+        assert made.fixed == summary(made)["fixed_instances"]
+        assert {"scored/0.4", "scored/1.0"} <= set(made.fixed)
+        assert "trained tasks, the instances of training" in text
+        assert "fresh instances" not in text
+        assert f"{len(made.fixed)} of {len(made.fixed)} tasks begin alike for every seed" in text
+        assert ("no task is kept apart" in text) == (not heldout)
+    assert printed(load_config(config_path, [*some, "eval.episodes=4"])).count("begin alike") == 0

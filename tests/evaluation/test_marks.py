@@ -10,7 +10,7 @@ from PIL import Image
 from bus.messages import PointerCandidate, PointerMap
 from dart_cli.evaluation.films import Film, FilmFrame
 from dart_cli.evaluation.filmstrip_png import film_strip, heated
-from dart_cli.evaluation.marks import outline
+from dart_cli.evaluation.marks import action_words, marks_of, outline, step_words
 
 HEAT = [[0, 255, 0, 0], [0, 128, 0, 60]]
 POINTED = PointerMap(
@@ -36,6 +36,16 @@ def test_heat_is_in_proportion_to_probability() -> None:
     assert red == sorted(red)
     assert len(set(red)) == 4
     assert red[-1] == 255
+
+
+def test_every_action_of_a_step_is_marked_and_named_in_order() -> None:
+    click, typed = {"kind": "click", "x": 40, "y": 50}, {"kind": "type", "text": "a"}
+    drag = {"kind": "drag", "path": [[1, 2], [5, 6]]}
+    marks = marks_of([click, typed, drag], 320)
+    assert marks == [*marks_of([click], 320), *marks_of([drag], 320)]
+    assert [type(mark).__name__ for mark in marks] == ["Ring", "Line", "Ring"]
+    assert step_words([click, typed]) == "click 40,50, then type text a"
+    assert step_words([click]) == action_words(click)
 
 
 def test_a_film_shows_where_the_policy_looked(tmp_path: Path) -> None:

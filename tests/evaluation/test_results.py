@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from bus.errors import RunDirectoryError
 from dart_cli.algo.statistics import wilson
-from dart_cli.evaluation.results import TaskScore, read_evaluation, total
+from dart_cli.evaluation.results import EpisodeRow, ModeScore, TaskScore, read_evaluation, total
+from tests.evaluation.parts import episode
 
 
 @pytest.mark.parametrize(("passed", "episodes"), [(0, 10), (1, 7), (5, 10), (340, 400), (9, 9)])
@@ -47,6 +49,15 @@ def test_evaluations_of_before_rewards_have_one_for_each_pass() -> None:
     new = TaskScore(task_id="b", episodes=4, passed=0, invalid=0, steps=8, rewards=1.0)
     assert (new.mean_reward, new.is_partial) == (0.25, True)
     assert total("all", [old, new]).mean_reward == 0.5
+
+
+def test_evaluations_that_call_held_out_tasks_compositions_can_be_read() -> None:
+    score = {"task_id": "a+b", "episodes": 4, "passed": 3, "invalid": 0, "steps": 8}
+    mode = ModeScore.model_validate({"tasks": [], "compositions": [score], "composed_pass_at": []})
+    assert mode.heldout_overall.success == 0.75
+    row = episode("a+b", 1, 0, "pass", heldout=True).model_dump(mode="json")
+    row["composed"] = row.pop("heldout")
+    assert EpisodeRow.model_validate_json(json.dumps(row)).heldout
 
 
 def test_a_broken_evaluation_file_is_named(tmp_path: Path) -> None:

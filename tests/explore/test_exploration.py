@@ -118,6 +118,14 @@ def test_a_tree_that_must_be_asked_for_is_asked_for() -> None:
     assert with_tree(EnvConfig(suite="mini")).observe == ["screenshot"]
 
 
+def test_a_suite_that_is_made_of_a_file_is_no_configuration(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    suite = f"web:{ROOT / 'docs' / 'examples' / 'web' / 'guests.toml'}"
+    assert dart(suite, "--task", "guests/none", "--out", str(tmp_path / "out")) == 2
+    assert "guests/none" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_stopped_while_a_call_hangs_it_prints_what_was_found(
     number: signal.Signals,

@@ -267,7 +267,7 @@ def test_the_card_says_how_it_was_trained_and_what_it_reaches(
         store.commit()
     score = TaskScore(task_id="a", episodes=200, passed=150, invalid=0, steps=300)
     for version in (0, 1):
-        mode = ModeScore(tasks=[score], compositions=[])
+        mode = ModeScore(tasks=[score], heldout=[])
         evaluation = Evaluation(
             name=f"v{version}",
             model="m",
@@ -283,8 +283,13 @@ def test_the_card_says_how_it_was_trained_and_what_it_reaches(
     export_folder(config, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     low, high = wilson(150, 200)
-    assert card.count("held out, sampled |") == 1  # that of version 0 is of other weights
-    assert f"| held out, sampled | 0.750 | {low:.3f} - {high:.3f} | 200 |" in card
+    assert (
+        card.count("fresh instances of trained tasks, sampled |") == 1
+    )  # that of version 0 is of other weights
+    assert (
+        f"| fresh instances of trained tasks, sampled | 0.750 | {low:.3f} - {high:.3f} | 200 |"
+        in card
+    )
     assert "| training tasks, sampled by this version in the run | 0.500 |" in card
     assert f"| digest | `{made.digest}` |" in card
     assert f"| updates | 1 of {config.train.updates} |" in card

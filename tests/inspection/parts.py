@@ -17,6 +17,7 @@ from dart_cli.evaluation.results import Evaluation, ModeScore, TaskScore
 from dart_cli.inspection.run_lookup import find_subject
 from dart_cli.inspection.trajectories import read_trajectory
 from dart_cli.inspection.trajectory_history import Event, explain_trajectory
+from tests.copies import copy_with
 from tests.data.parts import (
     Clock,
     a_batch,
@@ -29,6 +30,9 @@ from tests.data.parts import (
     step_record,
     trajectory_end,
 )
+
+REPORTED = "reset: TypeError: <b>x</b> is undefined"
+"""A line that the application of some episodes reported."""
 
 
 def run(*arguments: object) -> int:
@@ -49,10 +53,10 @@ def events_of(reader: Reader, name: str) -> list[Event]:
 
 
 def evaluation(name: str, passed: int) -> Evaluation:
-    """Return an evaluation of one task and one composition, ten episodes each."""
+    """Return an evaluation of one trained task and one other, ten episodes each."""
     score = TaskScore(task_id="a", episodes=10, passed=passed, invalid=0, steps=30)
-    composed = TaskScore(task_id="b", episodes=10, passed=passed - 1, invalid=1, steps=30)
-    mode = ModeScore(tasks=[score], compositions=[composed])
+    heldout = TaskScore(task_id="b", episodes=10, passed=passed - 1, invalid=1, steps=30)
+    mode = ModeScore(tasks=[score], heldout=[heldout])
     return Evaluation(
         name=name,
         model="m",
@@ -91,7 +95,8 @@ class PlayedRun:
     def _play_one(self, slot: int, outcome: Any, version: int = 0) -> str:
         lease = ask_lease(self.ledger, slot)
         self.ledger.step(step_record(lease.trajectory_id, 0, version=version))
-        self.ledger.end(trajectory_end(lease.trajectory_id, 1, outcome))
+        end = trajectory_end(lease.trajectory_id, 1, outcome)
+        self.ledger.end(copy_with(end, app_log=[REPORTED, "step 0: GET /a: 404"]))
         return lease.trajectory_id
 
 

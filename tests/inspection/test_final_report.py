@@ -24,7 +24,7 @@ from dart_cli.inspection.run_counts import RunCounts, StateCount, counts_of
 from tests.inspection.parts import PlayedRun, evaluation
 
 
-def test_the_summary_holds_before_after_by_task_and_compositions_apart() -> None:
+def test_the_summary_holds_before_after_by_task_and_held_out_tasks_apart() -> None:
     result = summarize(evaluation("before", 3), evaluation("after", 9))
     assert (result["success_before"], result["success_after"]) == (0.3, 0.9)
     assert (result["greedy_before"], result["greedy_after"]) == (0.3, 0.9)
@@ -34,8 +34,8 @@ def test_the_summary_holds_before_after_by_task_and_compositions_apart() -> None
         "greedy_before": 0.3,
         "greedy_after": 0.9,
     }
-    assert (result["compositions"]["before"], result["compositions"]["after"]) == (0.2, 0.8)
-    assert set(result["compositions"]["per_task"]) == {"b"}
+    assert (result["heldout"]["before"], result["heldout"]["after"]) == (0.2, 0.8)
+    assert set(result["heldout"]["per_task"]) == {"b"}
     nothing = summarize(None, None)
     assert nothing["success_after"] is None
     assert nothing["per_task"] == {}

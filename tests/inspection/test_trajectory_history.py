@@ -24,7 +24,7 @@ from tests.data.parts import (
     small_config,
 )
 from tests.data.test_baselines import stream_config
-from tests.inspection.parts import PlayedRun, events_of, events_text, run
+from tests.inspection.parts import REPORTED, PlayedRun, events_of, events_text, run
 
 
 def test_the_events_of_one_that_is_trained_on(run_content: PlayedRun, reader: Reader) -> None:
@@ -186,3 +186,15 @@ def test_what_a_run_that_ended_left_behind_waits_for_nothing(tmp_path: Path) -> 
         assert "ended before a batch took it" in ends[0]
         assert "ended before its group" in ends[1]
         assert "ended while it was leased" in ends[2]
+
+
+def test_what_the_application_reported_comes_after_the_verdict(
+    run_content: PlayedRun, reader: Reader
+) -> None:
+    texts = [event.text for event in events_of(reader, run_content.stale)]
+    verdict = next(at for at, text in enumerate(texts) if text.startswith("fail after 1 steps"))
+    assert texts[verdict + 1 : verdict + 3] == [
+        f"the application reported: {REPORTED}",
+        "the application reported: step 0: GET /a: 404",
+    ]
+    assert "reported" not in events_text(reader, f"{run_content.mixed}-00")

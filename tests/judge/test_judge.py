@@ -33,7 +33,7 @@ def png(number: int, size: tuple[int, int] = (40, 30)) -> bytes:
 def evidence(steps: int = 3, images: int = 5) -> Evidence:
     episode = Evidence("close the window", png(0), images)
     for number in range(1, steps + 1):
-        episode.add({"kind": "click", "x": number, "y": 2}, png(number))
+        episode.add([{"kind": "click", "x": number, "y": 2}], png(number))
     return episode
 
 
@@ -234,7 +234,7 @@ def test_the_first_and_the_last_screen_are_shown_and_others_evenly(steps: int, i
     shown = [Image.open(io.BytesIO(screen)).getpixel((0, 0))[0] for _, screen in episode.screens()]
     assert len(shown) == min(images, steps + 1)
     assert len(episode._between) <= 2 * images  # memory is bounded however long the episode is
-    numbers = [0, *(number for number, _ in episode._between), steps]
+    numbers = [0, *(number for number, *_ in episode._between), steps]
     assert shown[0] == 0
     assert shown[-1] == steps % 256 if steps < 256 else True
     assert numbers == sorted(numbers)

@@ -96,6 +96,10 @@ def spelt(token_ids: Sequence[int]) -> str:
 
 COMPACT = PointerText(point_parser("compact"), TOKENS, lambda text: list(map(ord, text)), spelt)
 UITARS = PointerText(point_parser("uitars"), TOKENS, lambda text: list(map(ord, text)), spelt)
+SEVERAL = {
+    name: PointerText(point_parser(name, 4), TOKENS, lambda text: list(map(ord, text)), spelt)
+    for name in ("compact", "uitars")
+}
 TEXTS = [
     (COMPACT, "click(12,34)", f"click({TRIPLE})"),
     (COMPACT, "ctrl+drag(1,2,3,4)", f"ctrl+drag({TRIPLE},{TRIPLE})"),
@@ -103,6 +107,18 @@ TEXTS = [
     (COMPACT, "double_click(7,8)", f"double_click({TRIPLE})"),
     (COMPACT, "type(9,9)", "type(9,9)"),
     (COMPACT, "no action, 1,2", "no action, 1,2"),
+    (COMPACT, "click(1,2)\nclick(3,4)", "click(1,2)\nclick(3,4)"),
+    (
+        SEVERAL["compact"],
+        "click(1,2)\ntype(9,9)\ndrag(3,4,5,6)",
+        f"click({TRIPLE})\ntype(9,9)\ndrag({TRIPLE},{TRIPLE})",
+    ),
+    (SEVERAL["compact"], "click(1,2)\nclick(3,", "click(1,2)\nclick(3,"),
+    (
+        SEVERAL["uitars"],
+        "Thought: (1,2)\nAction: click(start_box='(3,4)')\n\nhover(start_box='(5,6)')",
+        f"Thought: (1,2)\nAction: click(start_box='{TRIPLE}')\n\nhover(start_box='{TRIPLE}')",
+    ),
     (
         UITARS,
         "Thought: (1,2)\nAction: drag(start_box='(3,4)', end_box='(5,6)')",

@@ -14,6 +14,6 @@ def config_path(tmp_path: Path) -> Path:
     path.write_text(
         f'[run]\ndir = "{tmp_path}/run"\n[rollout]\nengine = "scripted"\n'
         '[env]\ntasks = ["mini/click", "mini/popup"]\nslots = 4\n'
-        '[eval]\nepisodes = 12\ncompositions = ["mini/popup+menu"]\n'
+        '[eval]\nepisodes = 12\ntasks = ["mini/click", "mini/popup", "mini/popup+menu"]\n'
     )
     return path

@@ -34,7 +34,6 @@ VERBS = {"eval", "up", "tune", "data collect"}
 NOT_IN_A_SMALL_RUN = {
     "data": {
         *("data.baseline_margin", "train.checkpoint_every"),
-        "train.attention_minutes",  # while a run needs attention
         *("model.path", "rollout.engine"),  # where trajectories are imported
     },
     "env": {

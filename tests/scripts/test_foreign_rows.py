@@ -35,7 +35,7 @@ from envs.contract.actions import (
     Wait,
 )
 from scripts.foreign_rows.__main__ import convert
-from scripts.foreign_rows.opencua import action_of
+from scripts.foreign_rows.opencua import action_of, actions_of
 
 SIZE = (200, 100)
 
@@ -145,7 +145,10 @@ def test_episodes_of_opencua_are_demonstrations(home: Path) -> None:
     told = convert("opencua", folder, skip_malformed=True)
     assert "2 rows, 1 of failures or other kinds left out, 2 malformed ones left out" in told
     first, other = read_episodes(folder)
-    assert [step.action for step in first.steps] == [Click(x=84, y=42), Done()]
+    assert [action for step in first.steps for action in step.actions] == [
+        Click(x=84, y=42),
+        Done(),
+    ]
     assert first.steps[0].thought == "I open the menu."
     assert [step.learned for step in other.steps] == [False, True]
 
@@ -228,7 +231,7 @@ def test_tool_calls_of_cua_lite_are_actions(
 ) -> None:
     [row] = converted("cua-lite", write_lines(home / "rows.jsonl", lite(*actions)))
     assert (row.instruction, row.steps[0].thought) == ("open it", "So.")
-    assert [step.action for step in row.steps] == [action, Done()]
+    assert [action for step in row.steps for action in step.actions] == [action, Done()]
     assert [step.screenshot.name for step in row.steps] == ["a.png", "b.png"]
 
 
@@ -249,7 +252,7 @@ def test_tools_of_their_own_of_cua_lite_are_actions(
     [call] = row["messages"][1]["tool_calls"]
     call["function"] = {"name": tool, "arguments": json.dumps(arguments)}
     [episode] = converted("cua-lite", write_lines(home / "rows.jsonl", row))
-    assert episode.steps[0].action == action
+    assert episode.steps[0].actions == (action,)
 
 
 def test_instructions_and_thoughts_are_learned_as_they_stand(home: Path) -> None:
@@ -267,11 +270,40 @@ def test_a_click_without_a_place_is_where_the_last_one_was(home: Path) -> None:
     call["function"]["arguments"]["actions"] = [{"action": "click", "clicks": 2}]
     row["messages"][3:3] = again
     [episode] = converted("cua-lite", write_lines(home / "rows.jsonl", row))
-    assert [step.action for step in episode.steps] == [
+    assert [action for step in episode.steps for action in step.actions] == [
         Click(x=84, y=42),
         DoubleClick(x=84, y=42),
         Done(),
     ]
+
+
+def test_steps_of_several_actions_are_read_up_to_a_bound(home: Path) -> None:
+    typed = {"action": "type", "text": "a"}
+    folder = write_lines(
+        home / "rows.jsonl", lite(CLICK, typed, {"action": "drag", "coordinate": [0, 0]})
+    )
+    with pytest.raises(UserError, match=r"does 3 things .*; a step of ours has one action"):
+        convert("cua-lite", folder)
+    with pytest.raises(UserError, match="a step of ours has at most 2"):
+        convert("cua-lite", folder, max_actions=2)
+    convert("cua-lite", folder, max_actions=3)
+    [episode] = read_episodes(folder)
+    assert [step.actions for step in episode.steps] == [
+        (Click(x=84, y=42), Type(text="a"), Drag(path=[(84, 42), (0, 0)])),
+        (Done(),),
+    ]
+
+
+def test_code_of_several_actions_is_read_up_to_a_bound() -> None:
+    code = "pyautogui.click(x=0.5, y=0.25)\npyautogui.write(message='a')\npyautogui.hotkey('ctrl', 's')"
+    actions, pointer = actions_of(code, SIZE, None, 3)
+    assert actions == [Click(x=100, y=25), Type(text="a"), KeyPress(keys=["ctrl", "s"])]
+    assert pointer == (100, 25)
+    for most in (1, 2):
+        with pytest.raises(ValueError, match=r"3 actions"):
+            actions_of(code, SIZE, None, most)
+    with pytest.raises(ValueError, match="no place"):
+        actions_of("pyautogui.write(message='a')\npyautogui.click()", SIZE, None, 3)
 
 
 @pytest.mark.parametrize("change", [{"others": "x"}, {"dims": 5}])
@@ -297,7 +329,7 @@ def test_rows_of_cua_lite_in_parquet_are_those_in_json(home: Path) -> None:
     packed = [{key: json.dumps(value) for key, value in row.items()} for row in rows]
     pq.write_table(pa.Table.from_pylist(packed), home / "rows.parquet")
     [row] = converted("cua-lite", home)
-    assert [step.action for step in row.steps] == [Click(x=84, y=42), Fail()]
+    assert [action for step in row.steps for action in step.actions] == [Click(x=84, y=42), Fail()]
 
 
 def test_a_file_whose_first_row_is_broken_is_not_left_out(home: Path) -> None:

@@ -41,7 +41,7 @@ RESULT = {
     "minutes_total": 1.0,
     "episodes": 44,
     "per_task": [1, 2, 3, 4],
-    "compositions": {"per_task": [1]},
+    "heldout": {"per_task": [1]},
     "run_dir": "runs/ci",
     "seed": 0,
     "curve": "plot.png",

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from dart_cli.cli.main import main
+from dart_cli.config.schema import Config
+from dart_cli.serve.sessions import action_language
 from tests.env.parts import Says
 from tests.serve.parts import endpoint, first
 from tests.waiting import PATIENCE_S
@@ -69,6 +71,15 @@ async def test_an_agent_is_told_how_actions_are_written(alone: bool) -> None:
         assert model["dart"] == {"action_parser": "compact", "coordinates": "thousandths"}
         said = await there.call("POST", "/v1/chat/completions", chat(user="an-episode"))
         assert said.body["dart"].items() >= model["dart"].items()
+
+
+def test_an_agent_is_told_how_many_actions_a_completion_may_have() -> None:
+    config = Config.model_validate({"policy": {"max_actions": 3}})
+    assert action_language(config) == {
+        "action_parser": "compact",
+        "coordinates": "thousandths",
+        "max_actions": 3,
+    }
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from dart_cli.cli.main import main
 from dart_cli.config.schema import EnvConfig
 from dart_cli.suite_check import CheckOptions
 from dart_cli.suite_check.check_suite import Check, run_check
+from tests.env.scored_suite import SUITE as SCORED
 from tests.env.unruly_suite import SUITE as UNRULY
 from tests.stopping import signal_in
 
@@ -64,6 +65,8 @@ def test_every_kind_of_mistake_is_found_where_it_is_and_nowhere_else(
     assert result["unproven"] == []
     assert "lax/wide" in result["guessable"]
     assert tasks["lax/wide"]["random"] == [6, 6]
+    assert {"lax/sound", "lax/wide"} <= set(result["fixed"])
+    assert not {"lax/other-words", "lax/other-pixels"} & set(result["fixed"])
 
 
 def test_a_sound_suite_has_nothing_to_fix(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,6 +75,19 @@ def test_a_sound_suite_has_nothing_to_fix(capsys: pytest.CaptureFixture[str]) ->
     assert result["ok"]
     assert result["episodes"] == result["tasks"] * 2 * 5
     assert all(report["oracle"] == [2, 2] for report in result["per_task"].values())
+
+
+def test_tasks_whose_seeds_begin_alike_are_named_from_three_seeds_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wanted = {"tasks": ["scored/0.4", "scored/1.0"], "probes": "random"}
+    assert check(SCORED, capsys, seeds=3, **wanted)[1]["fixed"] == ["scored/0.4", "scored/1.0"]
+    assert check(SCORED, capsys, seeds=2, **wanted)[1]["fixed"] == []
+    assert check("mini", capsys, tasks=["mini/click"], probes="done")[1]["fixed"] == []
+    run_check(CheckOptions(SCORED, **wanted))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "one fixed instance (all 3 seeds begin alike" in printed
+    assert "env.heldout): all 2 tasks" in printed
 
 
 def test_what_breaks_or_hangs_is_reported_and_the_others_are_checked(

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from bus.messages import Batch, Sample, StepMismatch
+from bus.messages import Batch, Chain, Sample, StepMismatch
+from bus.packed import int32s
 from dart_cli.algo.loss import TokenStats, policy_loss
 from dart_cli.algo.objective import Objective
 from dart_cli.config.schema import Config, ModelConfig, TeacherConfig, TrainConfig
@@ -24,7 +25,7 @@ from dart_cli.train.trained_policy import TrainModel
 from scripts.small_models import FAMILIES
 from tests.steps import steps_of, with_changes, with_steps
 from tests.train.another_model import another
-from tests.train.trees import tree_batch
+from tests.train.trees import tree_batch, with_hints
 
 Family = Callable[[str], Path]
 EXACT = 1e-9
@@ -77,6 +78,18 @@ def table_of(policy: LoadedPolicy, batch: Batch, sample: Sample) -> torch.Tensor
     return (values / batch.temperature).log_softmax(-1)
 
 
+def hinted(batch: Batch, sample: Sample) -> tuple[Batch, Sample]:
+    """Return the sample with the hint in its prompt, in a batch of its own."""
+    if sample.hint is None:
+        return batch, sample
+    at, prompt = sample.hint, batch.prompt(sample).tolist()
+    prompt = prompt[: at.start] + list(at.token_ids) + prompt[at.end :]
+    tokens = prompt + batch.completion(sample).tolist()
+    chain = Chain(token_ids=int32s(tokens), image_hashes=batch.image_hashes(sample))
+    own = sample.model_copy(update={"chain": 0, "start": len(prompt), "end": len(tokens)})
+    return batch.model_copy(update={"chains": [chain], "samples": [own]}), own
+
+
 def each_alone(model: TrainModel, batch: Batch, config: TrainConfig) -> OneByOne:
     """The update's loss, statistics and gradients, one forward and backward for each sample."""
     names = Objective.__annotations__.keys() & TrainConfig.model_fields.keys()
@@ -91,14 +104,20 @@ def each_alone(model: TrainModel, batch: Batch, config: TrainConfig) -> OneByOne
         tokens = torch.tensor(batch.completion(sample))[:, None]
         policy = table.gather(1, tokens)[:, 0]
         reference = None
-        if model.reference is not None:
+        if model.reference is not None and config.kl_beta:
             with torch.no_grad():
                 other = table_of(model.reference, batch, sample)
             reference = other.gather(1, tokens)[:, 0]
-        teacher = None
-        if model.teacher is not None:
+        gaps, is_taught = None, None
+        if config.teacher_weight:
+            is_taught = torch.full((len(sample),), not model.hints or sample.hint is not None)
+            teacher = model.reference if model.teacher is None else model.teacher.policy
+            assert teacher is not None
             with torch.no_grad():
-                teacher = table_of(model.teacher.policy, batch, sample).gather(1, tokens)[:, 0]
+                theirs = table_of(
+                    teacher, *(hinted(batch, sample) if model.hints else (batch, sample))
+                )
+            gaps = (table.exp() * (theirs - table)).sum(-1)
         is_known = len(sample.behaviour_logprobs) > 0
         behaviour = torch.tensor(
             list(sample.behaviour_logprobs) if is_known else [0.0] * len(sample),
@@ -115,7 +134,8 @@ def each_alone(model: TrainModel, batch: Batch, config: TrainConfig) -> OneByOne
             divisor=shares.divisor,
             unknown=torch.full((len(sample),), not is_known),
             reference_logprobs=reference,
-            teacher_logprobs=teacher,
+            teacher_gaps=gaps,
+            taught=is_taught,
             entropies=-(table.exp() * table.clamp(min=-1e6)).sum(-1),
         )
         output.loss.backward()
@@ -156,17 +176,23 @@ OBJECTIVES: dict[str, dict[str, object]] = {
         "kl_beta": 0.05,
         "freeze_vision": True,
     },
+    "hints": {"teacher_weight": 0.7, "hints": True, "kl_beta": 0.05},
+    "hints, frozen tower": {"teacher_weight": 1.0, "hints": True, "freeze_vision": True},
+    "hints for a teacher": {"teacher_weight": 0.7, "hints": True, "other": True},
 }
 
 
 def config_of(folder: Path, **changes: Any) -> Config:
     freeze = bool(changes.pop("freeze_vision", False))
+    hints, other = bool(changes.pop("hints", False)), bool(changes.pop("other", False))
     args = {"parity_every": 0, **changes}
     train = TrainConfig(lr=0.0, updates=4, grad_clip=1e9, weight_decay=0.0, **args)
     model = ModelConfig(path=str(folder), freeze_vision=freeze)
     if not train.teacher_weight:
         return Config(model=model, train=train)
-    return Config(model=model, train=train, teacher=TeacherConfig(model=str(another(folder))))
+    folder_of_teacher = str(another(folder)) if other or not hints else ""
+    teacher = TeacherConfig(model=folder_of_teacher, hints=hints)
+    return Config(model=model, train=train, teacher=teacher)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +202,9 @@ def config_of(folder: Path, **changes: Any) -> Config:
         ("qwen2_5_vl", "uncorrected, KL"),  # the sums of a loss are of no family
         ("qwen3_vl", "teacher, frozen tower, KL"),
         ("qwen3_5", "teacher"),
+        ("qwen2_5_vl", "hints"),
+        ("qwen3_5", "hints, frozen tower"),
+        ("qwen3_vl", "hints for a teacher"),
     ],
 )
 @pytest.mark.usefixtures("float64_throughout")
@@ -188,6 +217,8 @@ def test_an_update_on_packs_is_that_of_each_sample_alone(
     for pack_tokens in (100_000, 400, 1):
         model = doubled(config)
         batch = tree_batch(model.policy, groups=1)
+        if model.hints:
+            batch = with_hints(batch, model.policy)
         assert len(batch.chains) < len(batch.samples)
         if alone is None:
             alone = each_alone(model, batch, config.train)

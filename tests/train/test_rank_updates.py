@@ -20,7 +20,7 @@ from tests.train import rank_cases
 from tests.train.another_model import another
 from tests.train.conftest import Play
 from tests.train.rank_cases import Case
-from tests.train.trees import tree_batch
+from tests.train.trees import tree_batch, with_hints
 from tests.train.world import run_world
 
 CLASSES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe")
@@ -97,7 +97,7 @@ def cases(
     # A small step: AdamW turns the rounding of a gradient near 0 into a whole one.
     recipe = {"lr": 1e-5}
     tiny = changed(make_config(tiny_folder), **recipe)
-    two = batches[:2]
+    two, policy = batches[:2], load_policy(tiny_folder)
     results: dict[str, Case] = {}
     for kind in CLASSES:
         folder = family(kind)
@@ -138,6 +138,22 @@ def cases(
             ),
             [with_text(batch) for batch in two],
         ),
+        "hints": (
+            changed(tiny, teacher_weight=0.5).model_copy(
+                update={"teacher": TeacherConfig(hints=True)}
+            ),
+            # The hints of the second batch are all of one step, so most ranks have none of their own.
+            [
+                with_hints(two[0], policy),
+                with_hints(with_text(two[1]), policy, most=1),
+            ],
+        ),
+        "hints for a teacher": (
+            changed(tiny, teacher_weight=1.0).model_copy(
+                update={"teacher": TeacherConfig(model=str(another(tiny_folder)), hints=True)}
+            ),
+            [with_hints(batch, policy) for batch in two],
+        ),
         "pointers": pointers(pointer_folder("qwen2_5_vl"), make_config, recipe | everything),
     }
 
@@ -170,7 +186,10 @@ NAMES = {
         *("other weights looked back at", "trained on again"),
     ),
     # Shards that do not divide evenly, ranks without a pack or without a screen.
-    3: ("qwen2_5_vl", "a KL", "one pack", "text alone", "adapters", "a teacher", "pointers"),
+    3: (
+        *("qwen2_5_vl", "a KL", "one pack", "text alone", "adapters", "pointers"),
+        *("a teacher", "hints", "hints for a teacher"),
+    ),
 }
 """Cases by the number of ranks."""
 

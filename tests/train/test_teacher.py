@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bus.errors import ModelError
+from bus.errors import ModelError, ProtocolError
+from bus.packed import int32s
 from dart_cli.config.dry_run import describe
 from dart_cli.config.rules.check import find_mistakes
 from dart_cli.config.schema import (
@@ -23,6 +25,7 @@ from dart_cli.config.schema import (
     TrainConfig,
 )
 from dart_cli.doctor import run_checks
+from dart_cli.policy.loader import load_policy
 from dart_cli.runtime.run_dir import save_config
 from dart_cli.train.checkpoints.checkpoint import CheckpointSaver, load_newest
 from dart_cli.train.checkpoints.identity import (
@@ -32,20 +35,28 @@ from dart_cli.train.checkpoints.identity import (
     refuse_other,
 )
 from dart_cli.train.learner import PolicyLearner
-from dart_cli.train.packs.pack import PackFeed
-from dart_cli.train.packs.rank_shares import packed_batches
-from dart_cli.train.trained_policy import TrainModel, check_teacher
+from dart_cli.train.packs.batch_check import check_batch
+from dart_cli.train.packs.pack import Pack, PackFeed
+from dart_cli.train.packs.rank_shares import hinted_batch, packed_batches
+from dart_cli.train.trained_policy import Step, TaughtSteps, TrainModel, check_teacher
 from dart_cli.weights.folder import model_identity
 from tests.train.another_model import another
-from tests.train.trees import tree_batch
+from tests.train.trees import tree_batch, with_hints
 
 Family = Callable[[str], Path]
 
 
 def config_of(folder: Path, teacher: Path, **changes: Any) -> Config:
     model = ModelConfig(path=str(folder), **changes.pop("model", {}))
-    train = TrainConfig(lr=1e-3, updates=4, parity_every=0, **{"teacher_weight": 1.0, **changes})
+    train = TrainConfig(
+        **{"lr": 1e-3, "updates": 4, "parity_every": 0, "teacher_weight": 1.0, **changes}
+    )
     return Config(model=model, train=train, teacher=TeacherConfig(model=str(teacher)))
+
+
+def _states_of(model: TrainModel, pack: Pack) -> torch.Tensor:
+    states, *_ = model.scorer(pack.inputs, pack.features, pack.rows, None, 1.0)
+    return states
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -86,11 +97,22 @@ def test_it_scores_what_its_folder_scores_before_and_after_an_update(
         ):
             results = []
             for pack, its_pack in zip(packs, same, strict=True):
-                scores = model.teacher_logprobs(pack, batch.temperature)
-                assert scores is not None
-                assert not scores.requires_grad
-                expected = alone.score(its_pack, batch.temperature).logprobs
-                results.append((scores - expected).abs().max().item())
+                view = model.teacher_view(pack, batch.temperature)
+                assert view is not None
+                assert not view.states.requires_grad
+                assert view.weight is not None
+                [states] = alone.scorer(
+                    its_pack.inputs, its_pack.features, its_pack.rows, None, batch.temperature
+                )
+                results.append((view.states - states).abs().max().item())
+                results.append((view.weight - alone.scorer.head_weight()).abs().max().item())
+                # The policy is compared with itself: no gap.
+                own = replace(view, weight=None, states=_states_of(model, pack))
+                gaps = model.score(pack, batch.temperature, own).gaps
+                assert gaps is not None
+                assert gaps.abs().max() < (1e-5 if model.dtype == torch.float32 else 0.02)
+            model.reshard()
+            model.reshard_teacher()
             return results
 
     most = 1e-5 if config.model.dtype == "float32" else 0.0
@@ -243,7 +265,7 @@ def test_a_teacher_that_only_scores_needs_no_family(family: Family) -> None:
     config = config_of(folder, another(folder), teacher_weight=0.5)
     assert list(find_mistakes(config, "train")) == []
     assert dict(describe(config))["teacher"].endswith(
-        "scores the policy's tokens: 0.5 of each advantage"
+        "scores the policy's tokens: 0.5 of the objective"
     )
     [finding] = run_checks.teacher(config)
     assert finding.level == "ok"
@@ -282,12 +304,15 @@ def test_a_checkpoint_of_another_teacher_is_refused(family: Family, tmp_path: Pa
     refuse_other(config)
 
 
-def test_a_resumed_learner_counts_from_the_same_baseline(family: Family, tmp_path: Path) -> None:
+def test_a_resumed_learner_with_hints_has_the_teacher_that_the_run_began_with(
+    family: Family, tmp_path: Path
+) -> None:
     """Compare the second update with that of a learner that was never stopped, bit for bit."""
     folder = family("qwen2_5_vl")
-    config = config_of(folder, another(folder))
+    config = config_of(folder, Path()).model_copy(update={"teacher": TeacherConfig(hints=True)})
     whole = PolicyLearner(TrainModel.load(config), config.train)
-    batches = [tree_batch(whole.model.policy, seed) for seed in (1, 2)]
+    policy = whole.model.policy
+    batches = [with_hints(tree_batch(policy, seed), policy) for seed in (1, 2)]
     whole.update(batches[0], 0)
     saver = CheckpointSaver(tmp_path)
     saver.begin(TrainerProgress(updates=1), whole.state(), "m")
@@ -302,6 +327,99 @@ def test_a_resumed_learner_counts_from_the_same_baseline(family: Family, tmp_pat
     plain = config_of(folder, folder, teacher_weight=0.0)
     without = PolicyLearner(TrainModel.load(plain), plain.train)
     without.restore(checkpoint.tensors)  # a teacher may be left out later
+
+
+# --- hints -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["plain", "a frozen tower", "adapters", "bfloat16, offload"])
+def test_with_hints_a_policy_learns_what_it_would_say_if_it_read_them(
+    case: str, family: Family
+) -> None:
+    """The same completions again and again; the teacher stays as the run began, whatever the policy learns."""
+    if "adapters" in case:
+        pytest.importorskip("peft")
+    folder = family("qwen3_vl")
+    changes = {"lr": 1e-3, "kl_beta": 0.0} if case == "adapters" else {"lr": 3e-5}
+    config = config_of(folder, Path(), **CASES[case] | changes)
+    config = config.model_copy(update={"teacher": TeacherConfig(hints=True)})
+    model = TrainModel.load(config)
+    learner = PolicyLearner(model, config.train)
+    batch = with_hints(tree_batch(model.policy), model.policy)
+    teachers = model.reference_scorer
+    assert teachers is not None
+    assert (teachers is model.scorer) == (case == "adapters")
+
+    def taught() -> dict[Step, torch.Tensor]:
+        [share] = learner.shares(batch, 1)
+        steps = TaughtSteps()
+        with PackFeed(share.hinted, [0.0] * 999, model.policy) as packs:
+            for pack in packs:
+                model.add_taught(steps, pack, batch.temperature)
+        model.reshard()
+        model.reshard_teacher()
+        return {key: states for key, (states, _) in steps._steps.items()}
+
+    before = taught()
+    updates = [learner.update(batch, 0).metrics for _ in range(8)]
+    gaps = [metrics["teacher_gap"] for metrics in updates]
+    assert gaps[-1] > gaps[0]
+    hinted = sum(len(each) for each in batch.samples if each.weight and each.hint)
+    tokens = sum(len(each) for each in batch.samples if each.weight)
+    assert updates[0]["taught_fraction"] == pytest.approx(hinted / tokens)
+    after = taught()
+    assert (
+        before.keys()
+        == after.keys()
+        == {(s.trajectory_id, s.step) for s in batch.samples if s.hint and s.weight}
+    )
+    for key, states in before.items():
+        assert torch.equal(states, after[key])
+
+
+def test_a_batch_without_any_hint_has_no_teacher(family: Family) -> None:
+    folder = family("qwen2_vl")
+    config = config_of(folder, Path(), teacher_weight=0.5)
+    config = config.model_copy(update={"teacher": TeacherConfig(hints=True)})
+    learner = PolicyLearner(TrainModel.load(config), config.train)
+    update = learner.update(tree_batch(learner.model.policy), 0)
+    assert update.applied
+    assert "teacher_gap" not in update.metrics
+
+
+def test_a_hint_that_makes_a_prompt_too_long_is_left_out(family: Family) -> None:
+    policy = load_policy(family("qwen2_vl"))
+    batch = with_hints(tree_batch(policy), policy)
+    longest = max(sample.end for sample in batch.samples)
+    assert len(hinted_batch(batch, longest + 3).samples) > 0
+    for most in (longest + 3, longest):
+        assert all(sample.end <= most for sample in hinted_batch(batch, most).samples)
+    assert not hinted_batch(batch, 1).samples
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"end": 10**6}, "its hint is outside of its prompt"),
+        ({"start": 5, "end": 2}, "its hint is outside of its prompt"),
+        ({"token_ids": int32s([10**7])}, "a token id of its hint is not in the vocabulary"),
+        ({"token_ids": int32s([-1])}, "a token id of its hint is not in the vocabulary"),
+        ({"token_ids": "image"}, "its hint changes the images of its prompt"),
+    ],
+)
+def test_a_hint_that_does_not_fit_its_prompt_is_refused(
+    family: Family, change: dict[str, Any], cause: str
+) -> None:
+    policy = load_policy(family("qwen2_vl"))
+    if change.get("token_ids") == "image":
+        change = {"token_ids": int32s([policy.image_token_id])}
+    batch = with_hints(tree_batch(policy), policy)
+    at = next(index for index, sample in enumerate(batch.samples) if sample.hint)
+    sample = batch.samples[at]
+    assert sample.hint is not None
+    batch.samples[at] = sample.model_copy(update={"hint": sample.hint.model_copy(update=change)})
+    with pytest.raises(ProtocolError, match=cause):
+        check_batch(batch, policy)
 
 
 def test_without_a_teacher_a_checkpoint_is_written_as_before(tmp_path: Path) -> None:

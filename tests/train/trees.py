@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from bus.messages import Batch, VersionSpan
+from bus.messages import Batch, Hint, VersionSpan
 from bus.packed import float64s, int32s
 from dart_cli.data.loading import chained
 from dart_cli.data.store.steps import BatchStep
@@ -152,3 +152,22 @@ def packs_of(model: TrainModel, batch: Batch, pack_tokens: int = 100_000) -> lis
     weights = [sample.weight for sample in part.batch.samples]
     with PackFeed(part, weights, model.policy) as packs:
         return list(packs)
+
+
+def with_hints(batch: Batch, policy: LoadedPolicy, most: int = 2**20) -> Batch:
+    """Return the batch with a hint of some tokens, in another place, for two of three samples, `most` in all."""
+    samples = []
+    special = {*policy.tokenizer.all_special_ids, *policy.forbidden_token_ids}
+    for number, sample in enumerate(batch.samples):
+        prompt = batch.prompt(sample).tolist()
+        text = [at for at, token in enumerate(prompt) if token not in special] or [0]
+        start = text[number % len(text)]
+        hint = Hint(
+            start=start, end=start + number % 2, token_ids=int32s(prompt[start : start + 1] * 3)
+        )
+        samples.append(
+            sample
+            if number % 3 == 2 or number >= most or prompt[start] in special
+            else sample.model_copy(update={"hint": hint})
+        )
+    return batch.model_copy(update={"samples": samples})

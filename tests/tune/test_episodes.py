@@ -62,9 +62,31 @@ def test_a_row_is_an_episode_and_a_wrong_step_is_not_learned(home: Path) -> None
     wrong = episode()
     wrong["steps"][0]["learned"] = False
     first, other = read_episodes(write(home, episode(), wrong))
-    assert [step.action for step in first.steps] == [Click(x=84, y=42), Done()]
+    assert [step.actions for step in first.steps] == [(Click(x=84, y=42),), (Done(),)]
     assert first.steps[0].thought == "I open it."
     assert [step.learned for step in other.steps] == [False, True]
+
+
+def test_several_actions_of_a_step_are_one_answer_and_need_a_policy_that_writes_them(
+    policy: LoadedPolicy, home: Path
+) -> None:
+    several = episode()
+    several["steps"][0]["more_actions"] = [{"kind": "keypress", "keys": ["enter"]}]
+
+    def examples(most: int) -> ActionExamples:
+        data = read_data(Config.model_validate({"tune": {"data": [str(write(home, several))]}}))
+        assert isinstance(data, ActionData)
+        config = Config.model_validate({"policy": {"history_turns": 1, "max_actions": most}})
+        return ActionExamples(policy, config, data.demonstrations)
+
+    first, second = (examples(2).of(index) for index in range(2))
+    assert policy.decode(first.answer) == "click(502,252)\nkey(enter)"
+    assert "click(502,252)\nkey(enter)" in policy.decode(second.prompt.token_ids)
+    with pytest.raises(UserError, match=r"step 0: .*2 actions, but policy.max_actions = 1"):
+        examples(1)
+    before = read_data(Config.model_validate({"tune": {"data": [str(write(home, several))]}}))
+    after = read_data(Config.model_validate({"tune": {"data": [str(write(home, episode()))]}}))
+    assert before.digest != after.digest
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from bus.errors import EnvError
-from envs.suites.miniwob.cdp import Call, Chromium, PageSession
-from envs.tools.chromium import find_chromium
+from envs.tools.browser.cdp import Call, Chromium, PageSession
+from envs.tools.browser.process import PAGE_FILES, find_chromium, resolving
 
 WIDTH, HEIGHT = 1280, 900
 DEADLINE_S = 30.0
 _POLL_S = 0.002
-_LOOPBACK = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+_FLAGS = (*PAGE_FILES, resolving(["127.0.0.1"]))
 
 _RECORDER = """
 window.__ran = [];
@@ -121,7 +121,7 @@ class Browser:
 @contextlib.contextmanager
 def browsing() -> Iterator[Browser]:
     """Yield a browser. Raises MissingPartError where there is none."""
-    chromium = Chromium(find_chromium(), 1.0, DEADLINE_S, [_LOOPBACK])
+    chromium = Chromium(find_chromium(), 1.0, DEADLINE_S, _FLAGS)
     try:
         context = chromium.call("Target.createBrowserContext")["browserContextId"]
         yield Browser(chromium.open(context, WIDTH, HEIGHT))

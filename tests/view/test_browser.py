@@ -11,7 +11,7 @@ from bus.errors import MissingPartError
 from dart_cli.data.store.open import open_store
 from dart_cli.view.server import write_file
 from envs.contract.blobs import content_hash
-from envs.tools.chromium import find_chromium
+from envs.tools.browser.process import find_chromium
 from tests.data.parts import make_ledger, small_config
 from tests.view.browsing import WIDTH, Browser, browsing
 from tests.view.parts import Bones, Server, play_shown, png, serving

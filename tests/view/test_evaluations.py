@@ -95,7 +95,7 @@ def test_all_evaluations_are_listed_also_those_that_cannot_be_read(
     text = Bones.of(evaluated[0].page("/")).text
     for part in ("first", "second", "webarena, 1 deviations", "broken.json is not an evaluation"):
         assert part in text
-    assert f"first v3 of {BENIGN} sampled" in text  # the weights name their model
+    assert f"first v3 of {BENIGN} fresh instances of trained tasks, sampled" in text
 
 
 def test_a_page_has_scores_films_reasons_and_deviations(evaluated: tuple[Server, str]) -> None:
@@ -152,7 +152,10 @@ def test_a_result_of_an_older_dart_has_its_page_and_its_row(tmp_path: Path) -> N
     (eval_dir(tmp_path) / "before.json").write_text(json.dumps(older))
     with serving(tmp_path) as server:
         assert "0.25" in Bones.of(server.page("/evaluations/before")).text
-        assert "before builtin:tiny greedy" in Bones.of(server.page("/")).text
+        assert (
+            "before builtin:tiny fresh instances of trained tasks, greedy"
+            in Bones.of(server.page("/")).text
+        )
         assert "weights builtin:tiny" in Bones.of(server.page("/evaluations/before")).text
     found = read_evaluation(tmp_path, "before")
     assert found is not None

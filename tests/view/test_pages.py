@@ -524,6 +524,13 @@ def test_no_path_leads_out_of_the_pages(path: str, server: Server) -> None:
     assert b"root:" not in answer.body
 
 
+def test_the_page_of_a_trajectory_shows_what_its_application_reported(
+    server: Server, played: PlayedRun
+) -> None:
+    html = server.page(f"/trajectories/{played.stale}")
+    assert html.count("TypeError: &lt;b&gt;x&lt;/b&gt; is undefined") == 2  # final screen, history
+
+
 def test_a_member_of_the_pool_is_found_by_its_id(server: Server, played: PlayedRun) -> None:
     member = played.store.pool()[0]
     text = Bones.of(server.page(f"/trajectories/{member.trajectory_id}")).text

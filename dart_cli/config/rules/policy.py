@@ -26,6 +26,8 @@ from dart_cli.config.schema import (
     ACTION_PARSER_PARTS,
     MODEL_ENGINES,
     POINT_PARTS,
+    SPLIT_PARSERS,
+    SPLIT_PARTS,
     Config,
     JudgeConfig,
     PolicyConfig,
@@ -63,6 +65,7 @@ def _parser_problem(config: Config) -> str:
         action_parser = load_own("action parser", name, name)
         lacking = [part for part in ACTION_PARSER_PARTS if not hasattr(action_parser, part)]
         no_points = [part for part in POINT_PARTS if not hasattr(action_parser, part)]
+        no_parts = [part for part in SPLIT_PARTS if not hasattr(action_parser, part)]
     except TaskError as error:
         return f"cannot be used: {error}"
     except Exception as error:  # noqa: BLE001 - a property of the user's class
@@ -73,6 +76,11 @@ def _parser_problem(config: Config) -> str:
         return (
             f'= {short_value(name)} lacks {" and ".join(no_points)}, which policy.pointing = "pointer" needs; add '
             'them (docs/policy.md), or set policy.pointing = "text"'
+        )
+    if no_parts and policy.max_actions > 1:
+        return (
+            f"= {short_value(name)} lacks {' and '.join(no_parts)}, which policy.max_actions = "
+            f"{policy.max_actions} needs; add them (docs/policy.md), or set policy.max_actions = 1"
         )
     if policy.history_images_most and (change := _changed_in_history(action_parser)):
         return (
@@ -131,6 +139,16 @@ POLICY = Table(
             "needs {{instruction}} where the task belongs (or policy.system_prompt has it), got {value}",
         ),
         Rule("policy.action_parser", _parser_problem, "{detail}"),
+        Rule(
+            "policy.max_actions",
+            lambda c: (
+                c.policy.max_actions > 1
+                and ":" not in c.policy.action_parser
+                and c.policy.action_parser not in SPLIT_PARSERS
+            ),
+            'must be 1 with policy.action_parser = "{policy.action_parser}", whose completions are one action '
+            "each, got {value}",
+        ),
         Rule(
             "policy.coordinates",
             lambda c: c.policy.action_parser == "compact" and c.policy.coordinates != "thousandths",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from bus.errors import MissingPartError, TaskError
 from dart_cli.config.rules import Condition, Rule, Table, twice, value_of
 from dart_cli.config.schema import TRAIN_SEEDS, Config, JudgeConfig, observed_kinds
-from dart_cli.config.task_split import composed_tasks, trained_tasks, training_tasks
+from dart_cli.config.task_split import evaluated_tasks, training_tasks
 from dart_cli.config.values import short_value
 from envs.contract.base import Task
 from envs.contract.registry import (
@@ -26,11 +26,10 @@ from envs.contract.registry import (
 
 logger = logging.getLogger(__name__)
 
-_LISTS = ("env.tasks", "env.heldout", "eval.tasks", "eval.compositions")
+_LISTS = ("env.tasks", "env.heldout", "eval.tasks")
 _SELECTIONS: dict[str, Callable[[Config], list[Task]]] = {
     "env.tasks": training_tasks,
-    "eval.tasks": trained_tasks,
-    "eval.compositions": composed_tasks,
+    "eval.tasks": evaluated_tasks,
 }
 
 ENV = Table(
@@ -47,11 +46,6 @@ ENV = Table(
             'must have "screenshot", got {value}; add it',
         ),
         *map(twice, ("env.observe", *_LISTS)),
-        Rule(
-            "eval.compositions",
-            lambda c: next((t for t in c.eval.compositions if t in c.env.tasks), ""),
-            "holds {detail!r}, which env.tasks trains on; remove it from one of them",
-        ),
         Rule(
             "env.screenshots",
             lambda c: (
@@ -189,7 +183,7 @@ TASKS = Table(
         Rule(
             "env.tasks",
             _held_out,
-            "holds {detail!r}, which its suite keeps out of training; move it to eval.compositions",
+            "holds {detail!r}, which its suite keeps out of training; remove it: `dart eval` plays it",
         ),
         Rule(
             "env.heldout",

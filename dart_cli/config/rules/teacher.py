@@ -137,9 +137,9 @@ SCORES = Table(
     (
         Rule(
             "teacher.model",
-            lambda c: not c.teacher.model,
+            lambda c: not (c.teacher.model or c.teacher.hints),
             "is empty, and train.teacher_weight = {train.teacher_weight:g} needs a teacher: set it to a model "
-            "folder of the same tokenizer",
+            "folder of the same tokenizer, or set teacher.hints = true, if the suite has an oracle",
             ends=True,
         ),
         Rule(
@@ -149,8 +149,13 @@ SCORES = Table(
             "{train.teacher_weight:g} needs; leave it out, and set teacher.model to a folder",
             ends=True,
         ),
-        Rule("teacher.model", lambda c: folder_problem(c.teacher.model), "{detail}", ends=True),
-        Rule("teacher.model", _cannot_score, CANNOT_SCORE),
+        Rule(
+            "teacher.model",
+            lambda c: c.teacher.model and folder_problem(c.teacher.model),
+            "{detail}",
+            ends=True,
+        ),
+        Rule("teacher.model", lambda c: c.teacher.model and _cannot_score(c), CANNOT_SCORE),
     ),
     ("train",),
     lambda c: c.train.teacher_weight > 0 and c.train.learner == "torch",

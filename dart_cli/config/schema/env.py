@@ -48,8 +48,8 @@ class EnvConfig(Section):
     empty, all tasks of the suite's training split."""
 
     heldout: list[str] = []
-    """Tasks (ids, patterns) kept out of training, in addition to those that the suite holds out. They are
-    evaluated as compositions."""
+    """Tasks (ids, patterns) kept out of training, in addition to those that the suite holds out. `dart eval`
+    reports them apart."""
 
     seeds: Annotated[tuple[int, int], Strict(False)] = (0, TRAIN_SEEDS)
     """Seeds of training instances: from the first number up to, but not including, the second."""

@@ -18,19 +18,16 @@ class EvalConfig(Section):
     """Held-out evaluation, by `dart eval` and before and after `dart up`."""
 
     episodes: Count = 400
-    """Number of instances (task and seed) in each mode of an evaluation, spread over the tasks. Random clicks
-    play at most 100. 0 plays none."""
+    """Number of instances (task and seed) in each mode of an evaluation, spread over the trained tasks, and as
+    many over tasks never trained on. Random clicks play at most 100. 0 plays none."""
 
     attempts: int = Field(default=1, ge=1, le=MOST_ATTEMPTS)
     """Episodes of each instance in the modes `sampled` and `random`, for pass@k. The mode `greedy` plays
     one."""
 
     tasks: list[str] = []
-    """Tasks to evaluate, written as in env.tasks. If empty, the training tasks, on held-out seeds."""
-
-    compositions: list[str] = []
-    """Tasks that are never trained on, written as in env.tasks and reported separately. If empty, all
-    held-out tasks."""
+    """Tasks to evaluate, written as in env.tasks. If empty, the training tasks, on held-out seeds, and all
+    held-out tasks. Tasks that are never trained on are reported apart."""
 
     protocol: Protocol = "none"
     """A benchmark's published protocol. Its step limit and its number of instances apply, and the result

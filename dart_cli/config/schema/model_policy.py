@@ -32,6 +32,16 @@ POINT_PARTS = ("write_point", "find_points")
 """Attributes that `policy.pointing` = "pointer" needs beside them."""
 
 
+SPLIT_PARTS = ("split", "join")
+"""Attributes that `policy.max_actions` above 1 needs beside them."""
+
+SPLIT_PARSERS = tuple(name for name in ACTION_PARSERS if name not in ("glm", "holo"))
+"""The action parsers whose languages have completions of several actions."""
+
+MOST_ACTIONS = 32
+"""Most actions of one completion: as many as UI-Venus-2's Sequence has, the longest that a family documents."""
+
+
 class LoraConfig(Section):
     """Adapters of low rank (LoRA), trained in place of the language model's weights (docs/tune.md)."""
 
@@ -76,6 +86,10 @@ class PolicyConfig(Section):
     action parsers (calls of Qwen's computer_use and mobile_use), `pyautogui`, `scalecua`, `glm`, `venus`, `holo`, or
     your own as `package.module:ActionParser` or `file.py:ActionParser` (docs/policy.md). docs/families.md lists which
     model writes which."""
+
+    max_actions: int = Field(default=1, ge=1, le=MOST_ACTIONS)
+    """Most actions of a completion, which are performed one after another before the next screenshot
+    (docs/policy.md). With more than 1, `policy.template` should tell the model how it writes several."""
 
     coordinates: Literal["thousandths", "thousand", "resized", "unit"] = "thousandths"
     """Unit of the coordinates in actions: `thousandths`, 0-999 of each side; `thousand`, 0-1000 (Qwen2-VL,

@@ -1,4 +1,4 @@
-"""The teacher, a better model that plays training tasks: section [teacher]."""
+"""The teacher, who plays training tasks or scores the policy's tokens: section [teacher]."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ class TeacherConfig(Section):
     """A model folder of any family, which plays in this process, with `model.dtype`, `rollout.device`,
     `rollout.max_batch` and [vllm]. With `url` it may be empty: of a folder only the family and the sizes of
     screens are then used."""
+
+    hints: bool = False
+    """With `train.teacher_weight`: whether the teacher's prompt names the next step of the environment's own
+    solution at every step. Without `model` the teacher is then `model.path` itself, as the run began with it
+    (self-distillation). Steps from which the environment knows no way to the goal have no teacher.
+    `dart data collect` has `--hints` instead."""
 
     url: str = ""
     """Base URL, up to the version, of an OpenAI-compatible chat API that takes images, e.g.
@@ -78,7 +84,7 @@ class TeacherConfig(Section):
 
     @property
     def is_set(self) -> bool:
-        """Whether there is a teacher."""
+        """Whether there is a teacher of its own weights."""
         return bool(self.model or self.url)
 
     @property

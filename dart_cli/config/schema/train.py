@@ -102,9 +102,10 @@ class TrainConfig(Section):
     each token. 0 keeps no reference model."""
 
     teacher_weight: float = Field(default=0.0, ge=0, le=1)
-    """Share of each token's advantage that is the teacher's: how much more likely the token is under
-    `teacher.model` than under the policy, in nats (on-policy distillation, docs/teacher.md). The rest is the
-    reward's. 1 learns from the teacher alone, 0 loads none."""
+    """Share of the objective that is a teacher's: KL(policy || teacher) of the distribution of each token that
+    the policy drew, in nats (on-policy distillation, docs/teacher.md). The teacher is `teacher.model`, or with
+    `teacher.hints` also the model that the run began with. The rest is the reward's. 1 learns from the teacher
+    alone, 0 loads none."""
 
     ranks: int = Field(default=1, ge=1, le=1024)
     """Number of processes that share one model (FSDP2), one for each GPU. `dart train` starts them, or

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bus.errors import ActionError, ExchangeError, first_line
 from bus.messages import Outcome, SampledTokens
+from dart_cli.config.schema import MOST_ACTIONS
 from dart_cli.data.exchange.parquet_schema import (
     COLUMNS,
     FORMAT,
@@ -82,9 +83,11 @@ class _ParquetRow(BaseModel):
     reward: Annotated[float, Field(ge=0, le=1)] | None = None
     verdict_reason: _Text = ""
     stop_reason: Annotated[str, Field(max_length=300)] = ""
+    app_log: _Text = ""
     screenshot: _Image
     text: _Text
     action: _Text | None = None
+    more_actions: _Text | None = None
     error: _Text = ""
     observed_text: _Text = ""
     image_hashes: Annotated[list[_Hash], Field(min_length=1, max_length=1000)]
@@ -263,6 +266,7 @@ def _step(
         screenshot=key,
         sampled=sampled,
         action=_action(place, row),
+        more_actions=_more_actions(place, row),
         worker="",
         reward=row.step_reward,
         **values_of(row, OF_STEP),
@@ -273,19 +277,47 @@ def _action(place: _RowLocation, row: _ParquetRow) -> dict[str, Any] | None:
     """Return the action of a row; None if it has none. Raises ExchangeError if it is invalid."""
     if row.action is None:
         return None
+    value = _json(place, "action", row.action)
+    if not isinstance(value, dict):
+        raise place.error("action", "must be a JSON object, or null where the text is none")
+    _check_action(place, "action", value)
+    return value
+
+
+def _more_actions(place: _RowLocation, row: _ParquetRow) -> list[dict[str, Any]]:
+    """Return the actions of a row after its first. Raises ExchangeError if they are invalid."""
+    if row.more_actions is None:
+        return []
+    values = _json(place, "more_actions", row.more_actions)
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise place.error("more_actions", "must be a JSON list of objects, or null for none")
+    if row.action is None:
+        raise place.error("more_actions", "has actions, but action is null")
+    if len(values) >= MOST_ACTIONS:
+        raise place.error("more_actions", f"{len(values)} actions; at most {MOST_ACTIONS - 1}")
+    for value in values:
+        _check_action(place, "more_actions", value)
+    return values
+
+
+def _json(place: _RowLocation, name: str, text: str) -> Any:
+    """Return a column's value of JSON. Raises ExchangeError if it is none."""
     try:
-        value = json.loads(row.action)
-        if not isinstance(value, dict):
-            raise place.error("action", "must be a JSON object, or null where the text is none")
-        action_from_dict(value)
+        value = json.loads(text)
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise place.error("action", "holds half a character (a lone surrogate)") from None
+        raise place.error(name, "holds half a character (a lone surrogate)") from None
     except (ValueError, RecursionError):
-        raise place.error("action", f"is not JSON: {row.action[:60]!r}") from None
-    except ActionError as error:
-        raise place.error("action", f"is no action of envs/contract/actions.py: {error}") from None
+        raise place.error(name, f"is not JSON: {text[:60]!r}") from None
     return value
+
+
+def _check_action(place: _RowLocation, name: str, value: dict[str, Any]) -> None:
+    """Raise ExchangeError unless the value is an action."""
+    try:
+        action_from_dict(value)
+    except ActionError as error:
+        raise place.error(name, f"is no action of envs/contract/actions.py: {error}") from None
 
 
 def _check_image(place: _RowLocation, encoded: bytes) -> None:

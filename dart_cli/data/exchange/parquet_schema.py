@@ -51,6 +51,7 @@ class Trajectory:
     reward: float | None = None  # the verdict's, in [0, 1]; None if it is invalid
     verdict_reason: str = ""
     stop_reason: str = ""
+    app_log: str = ""  # what the application reported, a line each
 
     @property
     def has_logprobs(self) -> bool:
@@ -70,9 +71,11 @@ def content_id(trajectory: Trajectory) -> str:
             step.text,
             step.action,
         ]
-        # Steps without patches have the ids that they had before patches existed.
+        # Steps without these have the ids that they had before these existed.
         if step.sampled.patches:
             parts.append(step.sampled.patches)
+        if step.more_actions:
+            parts.append(step.more_actions)
         content.append(parts)
     instance = [trajectory.task_id, trajectory.task_seed]
     plain = json.dumps([instance, content], sort_keys=True, allow_nan=False)
@@ -105,9 +108,12 @@ COLUMNS: dict[str, Column] = {
     "reward": Column("float64", optional=True),  # in [0, 1]; if absent, 1 for pass and 0 for fail
     "verdict_reason": Column("string", optional=True),
     "stop_reason": Column("string", optional=True),
+    "app_log": Column("string", optional=True),  # what the application reported, a line each
     "screenshot": Column("image"),  # before the action
     "text": Column("string"),  # the completion
     "action": Column("string", optional=True),  # JSON; null if the text is no action
+    # A JSON list: the actions of the completion that were performed after it; null without.
+    "more_actions": Column("string", optional=True),
     "error": Column("string", optional=True),  # why the text is no action
     "observed_text": Column("string", optional=True),  # read beside the screenshot
     "image_hashes": Column("string", is_list=True),  # the prompt's images; the last is screenshot
@@ -136,6 +142,7 @@ OF_TRAJECTORY = (
     "reward",
     "verdict_reason",
     "stop_reason",
+    "app_log",
 )
 """Columns that are fields of a Trajectory of the same name."""
 OF_STEP = (

@@ -45,6 +45,7 @@ def rows_of(trajectory: Trajectory) -> list[dict[str, Any]]:
             **values_of(step.sampled, OF_TOKENS),
             "screenshot": _image(trajectory.images[step.screenshot]),
             "action": None if step.action is None else json.dumps(step.action),
+            "more_actions": json.dumps(step.more_actions) if step.more_actions else None,
             "versions": [
                 span.version
                 for span in step.sampled.version_spans

@@ -168,6 +168,7 @@ def _with_verdict(reader: Reader, trajectory: Trajectory, row: TrajectoryRow) ->
         reward=row.reward,
         verdict_reason=row.verdict_reason or "",
         stop_reason=row.stop_reason or "",
+        app_log=row.app_log,
         final_screenshot=reader.screenshots([final]).get(final) if final else None,
     )
 

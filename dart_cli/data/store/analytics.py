@@ -263,9 +263,13 @@ class Analytics(Connection):
 
     def played_steps(self, trajectory_id: str) -> list[PlayedStep]:
         """Return a trajectory's steps in order, without those whose text was no action."""
-        sql = "SELECT action, screenshot FROM steps WHERE trajectory_id = ? ORDER BY step"
+        sql = "SELECT action, more_actions, screenshot FROM steps WHERE trajectory_id = ? ORDER BY step"
         rows = self._stream(sql, (trajectory_id,))
-        return [PlayedStep(json.loads(action), shot) for action, shot in rows if action is not None]
+        return [
+            PlayedStep([json.loads(action), *json.loads(more or "[]")], shot)
+            for action, more, shot in rows
+            if action is not None
+        ]
 
     def judge_views(self) -> list[JudgeView]:
         """Return each judge's verdicts compared with the evaluators'.

@@ -97,6 +97,7 @@ class TrajectoryRow:
     max_steps: int  # of its lease
     reward: float | None = None  # the verdict's, in [0, 1]; None without a valid one
     counted: int = 0  # 1 if its outcome counts for its task's success; see dart_cli.data.groups
+    app_log: str = ""  # what the application reported, a line each, such as console errors
 
 
 PoolSource = Literal["oracle", "demonstration", "teacher", "online", "imported"]
@@ -359,7 +360,7 @@ class JudgementRow:
 class PlayedStep:
     """One step that had an action."""
 
-    action: dict[str, Any]
+    actions: list[dict[str, Any]]  # those of its completion that were performed, in order
     screenshot: str  # key of screenshots: the screen before the action
 
 

@@ -58,7 +58,8 @@ CREATE TABLE trajectories (
     wall_s REAL,
     batch_id INTEGER,
     reward REAL,                         -- in [0, 1]; NULL without a valid verdict
-    counted INTEGER NOT NULL DEFAULT 0   -- 1 if it counts for its task's success
+    counted INTEGER NOT NULL DEFAULT 0,  -- 1 if it counts for its task's success
+    app_log TEXT NOT NULL DEFAULT ''     -- what the application reported, a line each
 );
 CREATE INDEX trajectories_by_group ON trajectories (group_id);
 CREATE INDEX trajectories_by_state ON trajectories (state, reason);
@@ -79,6 +80,7 @@ CREATE TABLE steps (
     routing TEXT NOT NULL,               -- JSON list: keys of screenshots, the parts of its routing
     text TEXT NOT NULL,
     action TEXT,                         -- JSON; NULL if the text is no action
+    more_actions TEXT,                   -- JSON list: those performed after it; NULL if there are none
     error TEXT NOT NULL,
     model_s REAL NOT NULL,
     env_s REAL NOT NULL,
@@ -86,6 +88,7 @@ CREATE TABLE steps (
     instruction TEXT NOT NULL,           -- as the policy read it; in step 0 alone
     observed_text TEXT NOT NULL,         -- text that it read beside the screenshot
     reward REAL,                         -- NULL if the environment gave none
+    hint BLOB NOT NULL,                  -- a place in the prompt, and its tokens with the next step
     PRIMARY KEY (trajectory_id, step)
 );
 CREATE TABLE screenshots (

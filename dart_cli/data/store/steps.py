@@ -8,7 +8,7 @@
 
 Blobs are little-endian on every machine:
 
-    ids      int32: token ids, version spans
+    ids      int32: token ids, version spans, hints
     prompt   three bytes for each id: the lowest bytes of all ids, then the middle ones, then the highest. The
              id that is repeated most, the image placeholder, is written once for 8 or 128 in a row, so that
              50 KB of a prompt with five screenshots become 3 KB. A prompt that this format cannot represent
@@ -35,7 +35,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from bus.messages import PointerCandidate, PointerMap, SampledTokens, StepRecord, VersionSpan
+from bus.messages import Hint, PointerCandidate, PointerMap, SampledTokens, StepRecord, VersionSpan
 from bus.packed import FloatArray, IntArray, float64s, int32s, little_endian
 from dart_cli.data.store.rows import PlannedSample
 from envs.contract.blobs import content_hash
@@ -70,7 +70,7 @@ class StepRow:
     prompt_token_ids: list[int]
     sampled: SampledTokens
     text: str
-    action: dict[str, Any] | None
+    action: dict[str, Any] | None  # the first
     error: str
     model_s: float
     env_s: float
@@ -79,6 +79,13 @@ class StepRow:
     reward: float | None = None  # the environment's reward for this step; None if it gave none
     observed_text: str = ""  # text that the policy read beside the screenshot
     pointed: list[PointerMap] = field(default_factory=list)  # as in StepRecord
+    hint: Hint | None = None  # likewise
+    more_actions: list[dict[str, Any]] = field(default_factory=list)  # likewise
+
+    @property
+    def actions(self) -> list[dict[str, Any]]:
+        """All actions of the completion that were performed, in order."""
+        return [] if self.action is None else [self.action, *self.more_actions]
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,7 @@ class BatchStep:
     reward: float | None = None  # as in PlannedSample
     baseline: float | None = None  # likewise
     routing: bytes = b""  # [P + A - 1, layers, chosen], as in SampledTokens
+    hint: Hint | None = None  # as in StepRecord
 
 
 BATCH_COLUMNS = (
@@ -111,6 +119,7 @@ BATCH_COLUMNS = (
     "patches",
     "worker",
     "routing",
+    "hint",
 )
 """The columns that `batch_step_of` reads, in its order."""
 
@@ -136,6 +145,7 @@ def columns_of(
         "routing": _json([content_hash(part) for part in routing_parts(step)]),
         "text": step.text,
         "action": None if step.action is None else _json(step.action),
+        "more_actions": _json(step.more_actions) if step.more_actions else None,
         "error": step.error,
         "model_s": step.model_s,
         "env_s": step.env_s,
@@ -143,6 +153,7 @@ def columns_of(
         "instruction": step.instruction,
         "observed_text": step.observed_text,
         "reward": step.reward,
+        "hint": pack_hint(step.hint),
     }
 
 
@@ -161,7 +172,9 @@ def step_of(row: dict[str, Any]) -> StepRow:
         "image_hashes": from_json(row["image_hashes"]),
         "prompt_token_ids": unpack_ids(prompt_ids(row["prompt_token_ids"])),
         "action": from_json(row["action"]) if row["action"] else None,
+        "more_actions": from_json(row["more_actions"]) if row["more_actions"] else [],
         "pointed": unpack_maps(row["pointed"]),
+        "hint": unpack_hint(row["hint"]),
     }
     return StepRow(**row)
 
@@ -183,7 +196,7 @@ def batch_step_of(
 
     `read_parts` returns the parts of a routing by their keys. A step of which one is missing has none.
     """
-    hashes, prompt, token_ids, logprobs, spans, patches, worker, routing = columns
+    hashes, prompt, token_ids, logprobs, spans, patches, worker, routing, hint = columns
     # Other weights chose the experts of a member of the pool.
     keys = [] if planned.reason == "pool" else from_json(routing)
     parts = read_parts(keys) if keys else {}
@@ -204,6 +217,7 @@ def batch_step_of(
         routing=b"".join(parts[key] for key in keys) if parts.keys() >= {*keys} else b"",
         reward=planned.reward,
         baseline=planned.baseline,
+        hint=unpack_hint(hint),
     )
 
 
@@ -294,6 +308,19 @@ def unpack_spans(blob: bytes) -> list[VersionSpan]:
 def span_versions(blob: bytes) -> list[int]:
     """Return only the versions of packed spans, in order."""
     return unpack_ids(blob)[::3]
+
+
+def pack_hint(hint: Hint | None) -> bytes:
+    """Return a hint as int32: start, end and its tokens; empty if there is none."""
+    return b"" if hint is None else pack_ids([hint.start, hint.end, *hint.token_ids])
+
+
+def unpack_hint(blob: bytes) -> Hint | None:
+    """Return the hint that `pack_hint` packed."""
+    if not blob:
+        return None
+    start, end, *_ = unpack_ids(blob[:8])
+    return Hint.model_construct(start=start, end=end, token_ids=int32s(blob[8:]))
 
 
 def pack_maps(maps: Sequence[PointerMap]) -> bytes:

@@ -144,6 +144,7 @@ class Store(Reader, Transactions):
             "reset_s": end.reset_s,
             "wall_s": end.wall_s,
             "reward": reward_of(end.outcome, end.reward),
+            "app_log": "\n".join(end.app_log),
         }
         columns = ", ".join(f"{name} = ?" for name in row)
         self._write(

@@ -12,6 +12,7 @@ pyautogui_calls   reads the calls of Python code as actions, where several lines
 tools             the tools of tool calls
 fara              the tool of Fara1.5
 reading           the shared parts: names of keys, an LALR grammar, calls with literal arguments
+several           completions of several actions, in the languages that have them
 
     make_action_parser       returns the action parser of a name (`policy.action_parser`)
     point_parser             returns the action parser of a name; raises ConfigError if it is no PointParser
@@ -26,8 +27,14 @@ from importlib import import_module
 from typing import cast
 
 from bus.errors import ConfigError, TaskError
-from dart_cli.config.schema import ACTION_PARSER_PARTS, ACTION_PARSERS, POINT_PARTS
-from dart_cli.language.parsers.base import ActionParser, PointParser
+from dart_cli.config.schema import (
+    ACTION_PARSER_PARTS,
+    ACTION_PARSERS,
+    POINT_PARTS,
+    SPLIT_PARTS,
+)
+from dart_cli.language.parsers.base import ActionParser, PointParser, SplitParser
+from dart_cli.language.parsers.several import several
 from envs.contract.own_code import code_digest, load_own
 
 _MODULES = {
@@ -41,8 +48,18 @@ _MODULES = {
 
 
 @cache
-def make_action_parser(name: str) -> ActionParser:
-    """Return the action parser of this name, which is made once. Raises ConfigError for an unknown name."""
+def make_action_parser(name: str, most: int = 1) -> ActionParser:
+    """Return the action parser of this name for completions of at most `most` actions; it is made once.
+
+    Raises ConfigError for an unknown name, and for a language without completions of several actions.
+    """
+    if most > 1:
+        language = make_action_parser(name)
+        if isinstance(language, SplitParser):
+            return several(language, most)
+        raise ConfigError(
+            f"policy.max_actions: {name} lacks {' and '.join(SPLIT_PARTS)}, which several actions need; set it to 1"
+        )
     if name in _MODULES:
         module = import_module(f"dart_cli.language.parsers.{_MODULES[name]}")
         return cast("ActionParser", module.ACTION_PARSERS[name]())
@@ -72,9 +89,12 @@ def _own_parser(name: str) -> ActionParser:
     return parser
 
 
-def point_parser(name: str) -> PointParser:
-    """Return the action parser of this name. Raises ConfigError if it cannot find the points of a text."""
-    parser = make_action_parser(name)
+def point_parser(name: str, most: int = 1) -> PointParser:
+    """Return the action parser of this name, for completions of at most `most` actions.
+
+    Raises ConfigError as `make_action_parser` does, and if it cannot find the points of a text.
+    """
+    parser = make_action_parser(name, most)
     if not isinstance(parser, PointParser):
         raise ConfigError(lacks_points(name))
     return parser

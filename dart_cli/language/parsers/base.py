@@ -3,10 +3,14 @@
     ActionParser   parses, formats and shows in a history the texts of one action language
     PointParser    an action parser that also finds the points in a text, for a policy that points
     WrittenPoint   a point in a text: its characters and its numbers
+    SplitParser    an action parser whose language has completions of several actions
+    Part           one action of such a completion, as a completion of its own
+    whole          returns a completion as one part
     summary_of     returns a completion's own description of its action, in words
 
 The modules beside this one have the languages: `compact` (the tiny model), `uitars` (UI-TARS text), tool
-calls, calls of pyautogui, and the language of GLM (docs/families.md). A user's own action parser is named as
+calls, calls of pyautogui, and the language of GLM (docs/families.md). In several.py are completions of
+several actions. A user's own action parser is named as
 file.py:MyParser (docs/policy.md).
 
 Texts are parsed by a grammar, by json or by ast, and are never evaluated. A text that is no action raises
@@ -89,6 +93,48 @@ class PointParser(ActionParser, Protocol):
         raises.
         """
         ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """One action of a completion, as a completion of its own.
+
+    The characters [start, end) of the completion are those of `text` from `lead` on. What is before and after
+    them in `text` is what the language needs around an action, such as tags.
+    """
+
+    text: str
+    start: int
+    end: int
+    lead: int = 0
+
+
+@runtime_checkable
+class SplitParser(ActionParser, Protocol):
+    """An action parser whose language has completions of several actions (`policy.max_actions`).
+
+    several.py reads and writes such completions with these two methods, and with the methods for one action.
+    """
+
+    def split(self, text: str) -> Sequence[Part]:
+        """Return the actions of a completion, in order; for a completion of one action, one part with all of it.
+
+        The parts are not read: `parse` may raise an error for any of them. Raises ActionError for a text that
+        has no parts.
+        """
+        ...
+
+    def join(self, texts: Sequence[str]) -> str:
+        """Return one completion with the actions of these completions [N], N > 1, in order.
+
+        `format` has written the texts, and only the first has a thought.
+        """
+        ...
+
+
+def whole(text: str) -> list[Part]:
+    """Return a completion as one part."""
+    return [Part(text, 0, len(text))]
 
 
 def summary_of(action_parser: ActionParser, text: str) -> str:

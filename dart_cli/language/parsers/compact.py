@@ -11,6 +11,9 @@ Calls:
     type(TEXT)  answer(TEXT)  goto(URL)   the text is verbatim, up to the last ")" of the completion
     wait()  done()  fail()
 
+Several actions (`policy.max_actions`) are one on each line. A text that is typed ends before a line that begins
+like a call, if there is a ")" before the end of the line.
+
 The models that ship were trained on the left click, right_click, double_click, move, a drag of two points,
 scroll, type, answer, key, wait, done and fail. Each of these has a token in their vocabulary; the others are
 spelt.
@@ -18,6 +21,7 @@ spelt.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
@@ -25,11 +29,12 @@ from lark import Token, Tree
 
 from bus.errors import ActionError
 from dart_cli.language.coordinates import CoordinateMap
-from dart_cli.language.parsers.base import WrittenPoint
+from dart_cli.language.parsers.base import Part, WrittenPoint
 from dart_cli.language.parsers.reading import (
     Grammar,
     Verb,
     at_point,
+    cut_lines,
     first_read,
     join_keys,
     not_expressed,
@@ -98,6 +103,11 @@ _CLICKS: Mapping[str, Verb] = {
     "triple_click": (act.TripleClick, ""),
 }
 _DRAGS: Mapping[str, MouseButton] = {"drag": "left", "right_drag": "right", "middle_drag": "middle"}
+_NEXT = re.compile(
+    r"(?<=\))\n(?=(?:(?:ctrl|shift|alt|meta)\+)*(?:(?:right_|middle_|double_|triple_)?click|(?:right_|middle_)?drag"
+    r"|move|mouse_down|mouse_up|scroll|key|key_down|key_up|type|answer|goto|wait|done|fail)\()"
+)
+"""The line break before the next of several actions."""
 _DRAG_OF = {button: name for name, button in _DRAGS.items()}
 
 
@@ -197,6 +207,14 @@ class CompactParser:
     def as_history(self, text: str) -> str:
         """Return the completion unchanged."""
         return text
+
+    def split(self, text: str) -> list[Part]:
+        """Return the lines that are actions; see SplitParser."""
+        return cut_lines(text, _NEXT, reply_starts(text)[-1])
+
+    def join(self, texts: Sequence[str]) -> str:
+        """Return the actions, one on each line; see SplitParser."""
+        return "\n".join(texts)
 
     def write_point(self, x: int, y: int) -> str:
         """Return the two numbers; see PointParser."""

@@ -40,6 +40,8 @@ from envs.contract.actions import Action
 NOTCH = (
     100  # pixels of the screen that one notch of the wheel scrolls, as in envs/suites/browsergym
 )
+MOST_SIDE = 10_000
+"""Pixels of the longest side of a screen; a map that stands for no screen (AS_IT_IS) has longer ones."""
 SEARCH = "https://www.bing.com/search?q={query}&FORM=QBLH"
 """The address that a search opens, which is that of its own agent."""
 
@@ -98,7 +100,7 @@ def _read(arguments: Arguments, coordinates: CoordinateMap) -> Action:
 def _notches(arguments: Arguments, side: int) -> int:
     """Return the notches of a scroll by `pixels` thousandths of `side`, at least one unless it is 0."""
     pixels = number_of(arguments["pixels"])
-    notches = round(pixels * side / 1000 / NOTCH) or (pixels > 0) - (pixels < 0)
+    notches = round(pixels * min(side, MOST_SIDE) / 1000 / NOTCH) or (pixels > 0) - (pixels < 0)
     if abs(notches) > MOST_NOTCHES:
         raise ActionError(f"at most {MOST_NOTCHES} notches are turned at once, got {notches}")
     return notches

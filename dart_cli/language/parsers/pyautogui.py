@@ -25,7 +25,10 @@ terminate(status) and call_user().
 Several lines are read as one action in these cases: moveTo before a call without a place, mouseDown, moveTo
 and mouseUp, keyDown and keyUp around a click, a drag or a press, and Enter after a text. A sleep after an
 action is dropped. Keys that are pressed one after the other, and `presses` above 1, are several actions and
-therefore an error, since the environment performs one action per step.
+therefore an error.
+
+Several actions (`policy.max_actions`) have an empty line between them. Lines without one that are no single
+action, as above, are an action each.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from typing import Any
 
 from bus.errors import ActionError
 from dart_cli.language.coordinates import AS_IT_IS, CoordinateMap
-from dart_cli.language.parsers.base import WrittenPoint
+from dart_cli.language.parsers.base import Part, WrittenPoint, whole
 from dart_cli.language.parsers.pyautogui_calls import (
     IGNORED,
     LONG_WAIT_S,
@@ -49,10 +52,13 @@ from dart_cli.language.parsers.pyautogui_calls import (
 from dart_cli.language.parsers.reading import (
     Span,
     calls_of,
+    does_nothing,
     first_read,
     not_expressed,
+    places_of,
     quote,
     refuse_long,
+    statements_of,
     write_keys,
 )
 from dart_cli.language.thoughts import reply_of, reply_starts
@@ -138,6 +144,46 @@ class PyautoguiParser:
         words = _words(_OPERATION if self._dialect == "scalecua" else _SECTION, text)
         return words[1].strip() if words else ""
 
+    def split(self, text: str) -> list[Part]:
+        """Return the lines of code of each action; see SplitParser."""
+        refuse_long(text)
+        start, end = self._spans(text)[0]
+        code = text[start:end]
+        blocks = _blocks(code.strip(), start + len(code) - len(code.lstrip()))
+        if len(blocks) == 1 and self._reads(text):
+            return whole(text)
+        parts = []
+        for block in blocks:
+            part = self._part(text, (block[0][0], block[-1][1]))
+            parts += (
+                [part] if self._reads(part.text) else [self._part(text, line) for line in block]
+            )
+        return parts or whole(text)
+
+    def join(self, texts: Sequence[str]) -> str:
+        """Return the first text with the code of all, and an empty line between two; see SplitParser."""
+        spans = [self._spans(text)[0] for text in texts]
+        codes = [text[start:end].strip() for text, (start, end) in zip(texts, spans, strict=True)]
+        (start, end), code = spans[0], "\n\n".join(codes)
+        return texts[0][:start] + texts[0][start:end].replace(codes[0], code, 1) + texts[0][end:]
+
+    def _part(self, text: str, span: Span) -> Part:
+        """Return characters [start, end) of a text as a completion."""
+        begin, end = (f"{_FENCE}python\n", f"\n{_FENCE}") if self._prefix else (_BEGIN, _END)
+        return Part(f"{begin}{text[span[0] : span[1]]}{end}", *span, len(begin))
+
+    def _reads(self, text: str) -> bool:
+        """Return True if a text is one action."""
+        try:
+            self.parse(text, AS_IT_IS)
+        except ActionError:
+            return False
+        return True
+
+    def _spans(self, text: str) -> list[Span]:
+        """Return the parts of a text that may be its code, the likeliest first. Raises ActionError."""
+        return _tagged(text) if self._dialect == "scalecua" else _fenced(text)
+
     def write_point(self, x: int, y: int) -> str:
         """Return x and y as named arguments; see PointParser."""
         return f"x={x}, y={y}"
@@ -152,8 +198,7 @@ class PyautoguiParser:
     def _read(self, text: str, coordinates: CoordinateMap) -> tuple[Action, list[WrittenPoint]]:
         """Return the action of a completion, and its points. Raises ActionError."""
         refuse_long(text)
-        spans = _tagged(text) if self._dialect == "scalecua" else _fenced(text)
-        return first_read(spans, lambda span: self._action(text, span, coordinates))
+        return first_read(self._spans(text), lambda span: self._action(text, span, coordinates))
 
     def _action(
         self, text: str, span: Span, coordinates: CoordinateMap
@@ -271,6 +316,26 @@ class _Writer:
     def _number(self, cell: int) -> str:
         decimals = self.coordinates.decimals
         return f"{cell / 10**decimals:.{decimals}f}" if decimals else str(cell)
+
+
+def _blocks(code: str, start: int) -> list[list[Span]]:
+    """Return the statements of code that begins at character `start` of a text, as their places in the text.
+
+    An empty line ends a block of them. Statements that do nothing are left out, and code that is no Python has
+    no statements.
+    """
+    try:
+        nodes = [node for node in statements_of(code) if not does_nothing(node)]
+    except ActionError:
+        return []
+    blocks: list[list[Span]] = []
+    line_before = 0
+    for node, (first, last) in zip(nodes, places_of(code, nodes), strict=True):
+        if not blocks or node.lineno > line_before + 1:
+            blocks.append([])
+        blocks[-1].append((start + first, start + last))
+        line_before = node.end_lineno or node.lineno
+    return blocks
 
 
 def _words(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:

@@ -6,9 +6,13 @@
     object_once      makes an object of JSON, and raises an error for a key that is there twice
     Verb, at_point, verb_of, verb_and_pixel   read and write calls that act at a point, such as click
     not_expressed    makes the error for an action that a language has no call for
+    cut_lines        cuts a completion of several actions before each of them
     first_read       tries several readings of a text, and returns the first that succeeds
     Grammar          parses a whole text, with readable errors
-    Call, calls_of   the calls in a few lines of code, read by Python's own parser and never run
+    statements_of    the statements of a few lines of code, read by Python's own parser and never run
+    does_nothing     tells whether a statement is no call: an import, or a text
+    Call, calls_of   the calls in a few lines of code
+    places_of        returns where expressions or statements are in their code
     quote            writes a text as a literal of one line
     split_keys, read_keys, one_key, one_of_keys, one_press   read names of keys: one per key, in lower case
     join_keys, write_keys                                    write names of keys
@@ -35,6 +39,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedTok
 from lark.lexer import ContextualLexer, PatternStr
 
 from bus.errors import ActionError
+from dart_cli.language.parsers.base import Part
 from envs.contract.actions import Action
 from envs.tools.inputs import SAME_KEY, canonical
 
@@ -138,6 +143,21 @@ def first_read(candidates: Iterable[Candidate], read: Callable[[Candidate], Read
     raise refusal
 
 
+def cut_lines(text: str, gap: re.Pattern[str], begin: int, lead: str = "") -> list[Part]:
+    """Return the parts of a text between the matches of `gap` from character `begin` on.
+
+    `lead` is what the language needs before an action that is not the first.
+    """
+    gaps = list(gap.finditer(text, begin))
+    starts = [0, *(match.end() for match in gaps)]
+    ends = [*(match.start() for match in gaps), len(text)]
+    parts = []
+    for start, end in zip(starts, ends, strict=True):
+        before = lead if start else ""
+        parts.append(Part(before + text[start:end], start, end, len(before)))
+    return parts
+
+
 class Match(NamedTuple):
     """The match of a rule: characters [start, end), from its first token in the tree to its last."""
 
@@ -227,6 +247,38 @@ class Call:
     point: Span | None
 
 
+def statements_of(code: str) -> list[ast.stmt]:
+    """Return the statements of code, in their order. Raises ActionError if it is no Python."""
+    refuse_long(code)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # for invalid escape sequences
+            return ast.parse(code).body
+    except SyntaxError as error:
+        raise ActionError(f"line {error.lineno or 1} is no Python: {error.msg}"[:200]) from None
+    except (ValueError, RecursionError, MemoryError):
+        raise ActionError("the code is no Python") from None
+
+
+def does_nothing(node: ast.stmt) -> bool:
+    """Return True for an import, and for a text as a statement."""
+    return isinstance(node, ast.Import | ast.ImportFrom) or (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    )
+
+
+def places_of(code: str, nodes: Iterable[ast.stmt | ast.expr]) -> list[Span]:
+    """Return the characters [start, end) of nodes of the code [N], in their order."""
+    places = _Places(code)
+    return [
+        (
+            places.of(node.lineno, node.col_offset),
+            places.of(node.end_lineno or 0, node.end_col_offset or 0),
+        )
+        for node in nodes
+    ]
+
+
 def calls_of(
     code: str, signatures: Mapping[str, Sequence[str]], ignored: Sequence[str]
 ) -> list[Call]:
@@ -235,23 +287,13 @@ def calls_of(
     `signatures` has the names that exist, with their arguments by position; `ignored` arguments are dropped.
     Imports, and texts as statements, do nothing and are skipped.
     """
-    refuse_long(code)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # for invalid escape sequences
-            tree = ast.parse(code)
-    except SyntaxError as error:
-        raise ActionError(f"line {error.lineno or 1} is no Python: {error.msg}"[:200]) from None
-    except (ValueError, RecursionError, MemoryError):
-        raise ActionError("the code is no Python") from None
-    if len(tree.body) > MOST_CALLS:
-        raise ActionError(f"{len(tree.body)} lines are too many for one action")
+    statements = statements_of(code)
+    if len(statements) > MOST_CALLS:
+        raise ActionError(f"{len(statements)} lines are too many for one action")
     places = _Places(code)
     calls = []
-    for node in tree.body:
-        if isinstance(node, ast.Import | ast.ImportFrom) or (
-            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        ):
+    for node in statements:
+        if does_nothing(node):
             continue
         if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
             raise ActionError(f"line {node.lineno} is no call")

@@ -14,6 +14,9 @@ r"""Tool calls: any text, then one call in <tool_call> tags at the end of the co
 
 The tools are in tools.py and fara.py.
 
+Several actions (`policy.max_actions`) are several calls in a row, each in its tags, as in the chat templates of
+these models; a line of words may stand before each.
+
 The XML is written as in Qwen's newer chat templates: <function=NAME>, then <parameter=NAME> with its value on
 separate lines. A text that is typed or answered may contain any tag in JSON, but not </parameter> in XML.
 """
@@ -22,15 +25,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from bus.errors import ActionError
 from dart_cli.language.coordinates import AS_IT_IS, CoordinateMap
-from dart_cli.language.parsers.base import WrittenPoint
+from dart_cli.language.parsers.base import Part, WrittenPoint, whole
 from dart_cli.language.parsers.fara import FARA_BROWSER
 from dart_cli.language.parsers.reading import (
     as_action_errors,
+    cut_lines,
     first_read,
     not_expressed,
     object_once,
@@ -50,6 +54,8 @@ from envs.contract.actions import Action
 Syntax = Literal["json", "xml"]
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_NEXT = re.compile(r"(?<=</tool_call>)\s*(?=\S)")
+"""The gap before the next of several calls."""
 _TAG = re.compile(r"<(?=/?(?:tool_call|function|parameter|think|thinking)\b)")
 _FUNCTION = re.compile(r"<function=([\w.-]{1,64})>")
 _END_FUNCTION = "</function>"
@@ -109,6 +115,19 @@ class ToolcallParser:
         except ActionError:
             return ""
         return f"Performing {str(arguments.get('action'))[:40]} action"
+
+    def split(self, text: str) -> list[Part]:
+        """Return the calls of the reply, each with the words before it; see SplitParser."""
+        try:
+            self._call(text)
+        except ActionError:
+            return cut_lines(text, _NEXT, reply_starts(text)[-1])
+        return whole(text)  # a text that it types may have tags of calls
+
+    def join(self, texts: Sequence[str]) -> str:
+        """Return the calls in a row; see SplitParser."""
+        first, *others = texts
+        return "\n".join([first, *(text[text.index(_OPEN) :] for text in others)])
 
     def write_point(self, x: int, y: int) -> str:
         """Return a point as a list; see PointParser."""

@@ -18,23 +18,27 @@ that its models run under; left_triple comes from executors of other models.
 A box may be wrapped in <|box_start|> <|box_end|>. A box of four numbers means its centre. UI-TARS' later
 prompts write point='<point>x y</point>', and start_point and end_point for start_box and end_box; these are
 read, too. `finished` with a content is an Answer, without it it is Done; `call_user` is Fail.
+
+Several actions (`policy.max_actions`) are several calls after one `Action:`, with an empty line between them, as
+UI-TARS' own code reads them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast, get_args
 
 from lark import Token, Tree
 
 from bus.errors import ActionError
-from dart_cli.language.coordinates import CoordinateMap
-from dart_cli.language.parsers.base import WrittenPoint
+from dart_cli.language.coordinates import AS_IT_IS, CoordinateMap
+from dart_cli.language.parsers.base import Part, WrittenPoint, whole
 from dart_cli.language.parsers.reading import (
     Grammar,
     Verb,
     at_point,
+    cut_lines,
     first_read,
     join_keys,
     not_expressed,
@@ -112,6 +116,12 @@ _ESCAPE = re.compile(r"\\([\s\S])")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "'": "'", '"': '"', "\\": "\\"}
 _BARE_BOX = re.compile(r"\s*\([0-9, ]+\)\s*")
 _ACTION_LINE = re.compile(r"^Action:", re.MULTILINE)
+_NEXT = re.compile(
+    r"(?<=\))[ \t]*\n\s*(?=(?:click|left_single|left_double|left_triple|triple_click|right_single|middle_click|hover"
+    r"|move_to|drag|select|mouse_down|mouse_up|scroll|hotkey|press|keydown|release|keyup|type|wait|finished|call_user)"
+    r"\s*\()"
+)
+"""The empty line before the next of several calls."""
 
 
 class UitarsParser:
@@ -184,6 +194,23 @@ class UitarsParser:
                 wrapped = f"<|box_start|>{box.strip()}<|box_end|>"
                 text = text[: point.start] + wrapped + text[point.end :]
         return text
+
+    def split(self, text: str) -> list[Part]:
+        """Return the calls after the last `Action:` of the reply; see SplitParser."""
+        try:
+            self.parse(text, AS_IT_IS)
+        except ActionError:
+            pass
+        else:
+            return whole(text)  # a text that it types may look like several calls
+        begin = reply_starts(text)[-1]
+        lines = [match.end() for match in _ACTION_LINE.finditer(text, begin)]
+        return cut_lines(text, _NEXT, lines[-1], "Action: ") if lines else whole(text)
+
+    def join(self, texts: Sequence[str]) -> str:
+        """Return the thought and call of the first text, and the calls of the others; see SplitParser."""
+        first, *others = texts
+        return "\n\n".join([first, *(text.rpartition("\nAction: ")[2] for text in others)])
 
     def write_point(self, x: int, y: int) -> str:
         """Return a box without its quotes; see PointParser."""

@@ -10,11 +10,13 @@ r"""The action language of UI-Venus-2 on a desktop: a thought, then one call in 
 
 The calls and numbers, 0-999 of each side, are those of github.com/inclusionAI/UI-Venus, models/computer. A call
 without a place acts where the pointer is. `amount` is in notches of the wheel; its own agent is not published with
-a program that scrolls. Several actions, which the language has as Sequence and `repeat`, are malformed.
+a program that scrolls. Several actions (`policy.max_actions`) are one Sequence(actions=[Click(box=(333, 48)), ...]);
+`repeat` is malformed.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +24,7 @@ from typing import Any, NamedTuple
 
 from bus.errors import ActionError
 from dart_cli.language.coordinates import AS_IT_IS, CoordinateMap
-from dart_cli.language.parsers.base import WrittenPoint
+from dart_cli.language.parsers.base import Part, WrittenPoint, whole
 from dart_cli.language.parsers.reading import (
     Span,
     Verb,
@@ -32,9 +34,11 @@ from dart_cli.language.parsers.reading import (
     first_read,
     not_expressed,
     one_of_keys,
+    places_of,
     quote,
     read_keys,
     refuse_long,
+    statements_of,
     text_of,
     verb_and_pixel,
     write_keys,
@@ -70,6 +74,7 @@ _SIGNATURES = dict.fromkeys(_ARGUMENTS, ())
 _POINTS = ("box", "end", "start")
 _TAG = re.compile(r"<(?=/?(?:action|think|thinking)>)")
 _NUMBER = r"-?\d{1,6}(?:\.\d{1,6})?"
+_SEQUENCE = re.compile(r"Sequence\s*\(")
 _PAIR = rf"[(\[]\s*{_NUMBER}\s*,\s*{_NUMBER}\s*(?:,\s*{_NUMBER}\s*,\s*{_NUMBER}\s*)?[)\]]"
 _POINTER = "it acts where the pointer is; move there first"
 
@@ -106,6 +111,26 @@ class VenusParser:
     def as_history(self, text: str) -> str:
         """Return the completion unchanged, its thought included, as its own agent passes it on."""
         return text
+
+    def split(self, text: str) -> list[Part]:
+        """Return the calls of a Sequence, or the whole text; see SplitParser."""
+        refuse_long(text)
+        for start, end in _spans(text):
+            part = text[start:end]
+            begin = start + len(part) - len(part.lstrip())
+            if _SEQUENCE.match(text, begin):
+                return _sequence(text, begin, end)
+        return whole(text)
+
+    def join(self, texts: Sequence[str]) -> str:
+        """Return the thought of the first text, and a Sequence of all calls; see SplitParser."""
+        starts = [text.index(_BEGIN) for text in texts]
+        calls = [
+            text[start + len(_BEGIN) : text.rindex(_END)]
+            for text, start in zip(texts, starts, strict=True)
+        ]
+        lead = texts[0][: starts[0]]
+        return f"{lead}{_BEGIN}Sequence(actions=[{', '.join(calls)}]){_END}"
 
     def write_point(self, x: int, y: int) -> str:
         """Return a point in parentheses; see PointParser."""
@@ -158,11 +183,29 @@ def _spans(text: str) -> list[Span]:
     return spans
 
 
+def _sequence(text: str, begin: int, end: int) -> list[Part]:
+    """Return the calls of the Sequence in the characters [begin, end) of a text. Raises ActionError."""
+    code = text[begin:end].rstrip()
+    match statements_of(code):
+        case [
+            ast.Expr(
+                value=ast.Call(
+                    args=[], keywords=[ast.keyword(arg="actions", value=ast.List(elts=calls))]
+                )
+            )
+        ] if calls:
+            return [
+                Part(f"{_BEGIN}{code[start:end]}{_END}", begin + start, begin + end, len(_BEGIN))
+                for start, end in places_of(code, calls)
+            ]
+    raise ActionError("want Sequence(actions=[CALL, CALL, ...])")
+
+
 def _call_at(text: str, span: Span, coordinates: CoordinateMap) -> _Call:
     """Return the one call in the part `span` of the text. Raises ActionError if there is none."""
     part = text[span[0] : span[1]]
     code, start = part.strip(), span[0] + len(part) - len(part.lstrip())
-    if re.match(r"Sequence\s*\(", code):
+    if _SEQUENCE.match(code):
         raise ActionError("a Sequence is several actions; one completion is one action")
     one_line = code.replace("\r", "\\r").replace("\n", "\\n")  # a text may be written over lines
     calls = first_read((code, one_line), lambda each: calls_of(each, _SIGNATURES, ()))

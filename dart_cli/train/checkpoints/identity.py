@@ -171,7 +171,8 @@ def _newest_state(directory: Path) -> tuple[Path, CheckpointState] | None:
 
 def teacher_folder(config: Config) -> Path | None:
     """Return the folder of the teacher that scores tokens; None if none does."""
-    return model_folder(config.teacher.model) if config.train.teacher_weight else None
+    scores = config.train.teacher_weight and config.teacher.model
+    return model_folder(config.teacher.model) if scores else None
 
 
 def _is_another(config: Config, now: Path, folder: Callable[[Config], Path | None]) -> bool:

@@ -38,6 +38,7 @@ def check_batch(batch: Batch, policy: LoadedPolicy) -> None:
         if not cause and is_never_sampled[int32_array(batch.completion(sample))].any():
             cause = "its completion holds a token that is never sampled"
         cause = cause or _image_fault(sample, batch, policy, sizes)
+        cause = cause or _hint_fault(sample, batch, policy, vocabulary)
         if cause or (cause := _pointer_fault(batch, sample, policy, sizes)):
             raise ProtocolError(
                 f"batch {batch.batch_id}, {sample.trajectory_id} step {sample.step}: {cause}; "
@@ -103,6 +104,23 @@ def _image_fault(
     if placeholders == count:
         return ""
     return f"{placeholders} image placeholders, its images need {count}"
+
+
+def _hint_fault(sample: Sample, batch: Batch, policy: LoadedPolicy, vocabulary: int) -> str:
+    """Return what is wrong with a sample's hint; empty if it has none, or one that fits its prompt."""
+    hint = sample.hint
+    if hint is None:
+        return ""
+    if not hint.start <= hint.end <= sample.start:
+        return "its hint is outside of its prompt"
+    own, other = (
+        int32_array(batch.prompt(sample)[hint.start : hint.end]),
+        int32_array(hint.token_ids),
+    )
+    if len(other) and not 0 <= other.min() <= other.max() < vocabulary:
+        return "a token id of its hint is not in the vocabulary"
+    places = [int((tokens == policy.image_token_id).sum()) for tokens in (own, other)]
+    return "" if places[0] == places[1] else "its hint changes the images of its prompt"
 
 
 def _pointer_fault(

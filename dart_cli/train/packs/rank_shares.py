@@ -1,6 +1,7 @@
 """The parts of a batch that the ranks train on; rank 0 makes them for all ranks.
 
     packed_batches   a batch -> for each rank its samples, and the packs in which it scores them
+    hinted_parts     the parts of the ranks -> the same with hints in their prompts, for a teacher
     shares_by_rank   a batch -> the Share of each rank, with all that the rank needs for the update
 
 Which samples are in one pack, and on which rank, changes no number of the update (except for the order in
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bus.messages import Batch, Chain
+from bus.messages import Batch, Chain, Sample
 from bus.packed import float64s, int32s
 from bus.ranks import PackedBatch, PackNodes, Share
 from dart_cli.algo.objective import LossWeights
@@ -114,20 +115,23 @@ def shares_by_rank(
     earlier_version: int | None,
     pack_tokens: int,
     ranks: int = 1,
+    has_hints: bool = False,
     tests_sight: bool = False,
 ) -> list[Share]:
     """Return the share of each rank in the update on `batch`; `weights` are of the whole batch's loss.
 
     `earlier` are samples that are first scored with the weights of `earlier_version` in place of the present
-    ones (dart_cli/train/logprob_check.py). With `tests_sight` each rank scores one pack once more, with grey
-    screens.
+    ones (dart_cli/train/logprob_check.py). With `has_hints` a teacher scores the steps with their hints. With
+    `tests_sight` each rank scores one pack once more, with grey screens.
     """
     works = packed_batches(batch, policy, pack_tokens=pack_tokens, ranks=ranks)
     pad = pad_of(policy)
+    hinted = hinted_parts(works, policy, pack_tokens) if has_hints else [_empty(batch)] * ranks
     earlier_parts = packed_batches(earlier, policy, pack_tokens=pack_tokens, ranks=ranks)
     return [
         Share.model_construct(
             work=work,
+            hinted=hinted_part,
             looked_back=earlier_part,
             looked_back_version=earlier_version,
             token_weights=float64s(
@@ -142,8 +146,71 @@ def shares_by_rank(
             tokens=completion_tokens(batch, pad),
             looks=tests_sight,
         )
-        for work, earlier_part in zip(works, earlier_parts, strict=True)
+        for work, hinted_part, earlier_part in zip(works, hinted, earlier_parts, strict=True)
     ]
+
+
+def hinted_parts(
+    works: Sequence[PackedBatch], policy: LoadedPolicy, pack_tokens: int
+) -> list[PackedBatch]:
+    """Return each rank's steps that have hints, with the hints in their prompts, in packs of their own.
+
+    Every rank gets equally many packs: a filler computes a pack of the rank, or of another one, and scores
+    nothing.
+    """
+    parts = []
+    for work in works:
+        hinted = hinted_batch(work.batch, policy.max_positions)
+        parts += packed_batches(hinted, policy, pack_tokens=pack_tokens)
+    count = max(len(part.packs) for part in parts)
+    whole = next((part for part in parts if part.packs), None)
+    if whole is None:
+        return parts
+    for index, part in enumerate(parts):
+        like = part if part.packs else whole
+        filler = PackNodes.model_construct(nodes=like.packs[-1].nodes, ends=int32s([]))
+        batch = part.batch
+        if not part.packs:
+            batch = whole.batch.model_copy(update={"samples": []})
+        packs = [*part.packs, *[filler] * (count - len(part.packs))]
+        parts[index] = PackedBatch.model_construct(batch=batch, packs=packs)
+    return parts
+
+
+def hinted_batch(batch: Batch, most: int) -> Batch:
+    """Return the steps of a batch that have hints, each once, as chains with the hint in the prompt.
+
+    Steps that would then have more than `most` tokens are left out.
+    """
+    chains: list[Chain] = []
+    samples: dict[tuple[str, int], Sample] = {}
+    for sample in batch.samples:
+        key, hint = (sample.trajectory_id, sample.step), sample.hint
+        if hint is None or key in samples:
+            continue
+        prompt = batch.prompt(sample)
+        prompt = prompt[: hint.start] + hint.token_ids + prompt[hint.end :]
+        tokens = prompt + batch.completion(sample)
+        if len(tokens) > most:
+            continue
+        samples[key] = sample.model_copy(
+            update={
+                "chain": len(chains),
+                "start": len(prompt),
+                "end": len(tokens),
+                "behaviour_logprobs": float64s([]),
+                "version_spans": [],
+                "hint": None,
+            }
+        )
+        images = batch.image_hashes(sample)
+        chains.append(Chain.model_construct(token_ids=tokens, image_hashes=images))
+    return batch.model_copy(update={"chains": chains, "samples": list(samples.values())})
+
+
+def _empty(batch: Batch) -> PackedBatch:
+    none: dict[str, Any] = {"chains": [], "samples": [], "images": {}}
+    return PackedBatch.model_construct(batch=batch.model_copy(update=none), packs=[])
 
 
 def _cut_chain(chain: Chain, length: int, image_token: int, sizes: Mapping[str, int]) -> Chain:

@@ -27,8 +27,13 @@ from envs.contract.observed_texts import MOST_CHARS, Widget, bounded, outline
 from envs.contract.screenshots import as_seen
 from envs.suites.browsergym.calls import CallWriter
 from envs.suites.browsergym.tasks import benchmark_of, need_interpreter, source
+from envs.tools.browser.process import (
+    find_chromium,
+    make_profile,
+    remove_profile,
+    remove_stale_profiles,
+)
 from envs.tools.child_program import ChildProgram
-from envs.tools.chromium import find_chromium, make_profile, remove_profile, remove_stale_profiles
 
 GoalImages = Literal["below", "refuse"]
 

@@ -21,7 +21,7 @@ from envs.suites.browsergym.tasks import (
     need_interpreter,
     registered_tasks,
 )
-from envs.tools.chromium import find_chromium
+from envs.tools.browser.process import find_chromium
 from envs.tools.miniwob_pages import find_pages
 
 logger = logging.getLogger(__name__)

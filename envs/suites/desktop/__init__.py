@@ -10,7 +10,6 @@ home             writes the settings of the applications into a fresh HOME
 x11              the X display: windows, pings, clipboard, input events
 inputs           performs GUI actions as input events (XTEST)
 screen           reads Xvfb's framebuffer, waits until it has settled, encodes it; CPU time of processes
-draws            random values that a task takes from its seed
 files            makes a task's files
 getters          the values that an evaluator reads, its functions, and the verdict
 accessibility    returns the accessibility tree, which `atspi` reads in a separate process

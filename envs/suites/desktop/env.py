@@ -20,12 +20,12 @@ from envs.contract.elements import Element, ScreenState
 from envs.contract.options import ImageEncoding
 from envs.suites.desktop.accessibility import outline_of, read_widgets
 from envs.suites.desktop.desktop import Desktop, Settings
-from envs.suites.desktop.draws import draw, fill
 from envs.suites.desktop.getters import evaluate
 from envs.suites.desktop.host_resources import DesktopNumber, find_programs
 from envs.suites.desktop.screen import encode
 from envs.suites.desktop.session import PROGRAMS, DesktopSession, check_step
 from envs.tools.atspi_tree import elements_from, state_from
+from envs.tools.draws import draw, fill
 from envs.tools.taskfile import Check, Evaluator, Getter, NearMiss, SetupStep, TaskFile, claimed
 
 logger = logging.getLogger(__name__)

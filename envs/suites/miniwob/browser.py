@@ -1,17 +1,13 @@
 """A browser that the environments of a process share, and the pages in it.
 
-BrowserHost   starts the browser for the first environment, replaces it when it has died, and ends it with
-              the last environment; it keeps pages loaded for tasks that will be played again
+BrowserHost   the shared browser; it keeps pages loaded for tasks that will be played again
 TaskPage      a page in its own browser context: it loads a task, starts an episode, acts, takes a screenshot
 """
 
 from __future__ import annotations
 
-import atexit
 import base64
 import json
-import logging
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,25 +18,15 @@ from typing import Any
 from bus.errors import EnvError
 from envs.contract.actions import Action
 from envs.contract.options import ImageEncoding
-from envs.contract.queueing import SharedLock, leave_if_given_up
 from envs.contract.screenshots import SCREEN_JPEG_QUALITY
-from envs.suites.miniwob.cdp import Call, Chromium, DocumentLeftError
-from envs.suites.miniwob.inputs import PageInput
-
-logger = logging.getLogger(__name__)
+from envs.tools.browser.cdp import Call, Chromium, DocumentLeftError
+from envs.tools.browser.inputs import PageInput
+from envs.tools.browser.process import PAGE_FILES
+from envs.tools.browser.shared import SharedBrowser
 
 WIDTH, HEIGHT = 160, 210  # CSS pixels of every task
 SETTLE_MS = 500  # of the page's time, at the beginning of an episode
 POLL_S = 0.002
-
-BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Pauses in seconds before starting a browser again: after no, one, two, ... browsers in a row that died
-early."""
-
-SHORT_LIFE_S = 30.0
-STARTS_IN = 4
-"""Limit of a start, in deadlines of one command: it has two commands, and a browser that hangs is ended
-first."""
 
 SPARE_PAGES = 2
 """Pages kept loaded for each environment, beside the one in which it plays."""
@@ -49,12 +35,12 @@ PAGE_EPISODES = 500
 """Episodes after which a page is replaced, so that nothing accumulates in it."""
 
 
-class BrowserHost:
+class BrowserHost(SharedBrowser):
     """One browser for all environments of a process that have the same options.
 
     Unused pages stay loaded with their tasks, at most `SPARE_PAGES` for each environment, since loading a
     page takes as long as some twenty steps. Beyond that number, the page that was unused for longest is
-    used for another task. `starts` counts the browsers that were started so far.
+    used for another task.
     """
 
     def __init__(
@@ -70,35 +56,12 @@ class BrowserHost:
 
         `size` is a page's, in CSS pixels.
         """
-        self.starts = 0
-        self._find_binary = find_binary
+        super().__init__(find_binary, scale=scale, deadline_s=deadline_s, flags=PAGE_FILES)
         self._find_pages = find_pages
         self._scale = scale
         self._encoding: ImageEncoding = encoding
-        self._deadline_s = deadline_s
         self._size = size
-        self._lock = threading.Lock()  # guards users and pages, for moments only
-        self._starting = SharedLock("the start of a shared browser")
-        self._users = 0
-        self._browser: Chromium | None = None
         self._spare: list[TaskPage] = []  # the one that was unused for longest comes first
-        self._started = 0.0
-        self._short_lives = 0
-
-    def join(self) -> None:
-        """Count one more environment."""
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                atexit.register(self._end)
-
-    def leave(self) -> None:
-        """Count one environment less; the last one closes the browser."""
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                atexit.unregister(self._end)
-                self._end()
 
     def take(self, name: str) -> TaskPage:
         """Return a page in the live browser: a spare one with task `name` loaded, if there is one.
@@ -132,48 +95,9 @@ class BrowserHost:
             if page.browser is self._browser:
                 self._spare.append(page)
 
-    def browser(self) -> Chromium:
-        """Return the live browser; start one if there is none. Raises EnvError."""
-        if (browser := self._living()) is not None:
-            return browser
-        longest_s = BACK_OFF_S[-1] + STARTS_IN * self._deadline_s
-        with self._starting.hold(longest_s, f"Chromium has been started for {longest_s:g} s"):
-            return self._living() or self._start()
-
-    def _living(self) -> Chromium | None:
-        with self._lock:
-            browser = self._browser
-            return None if browser is None or browser.end_reason else browser
-
-    def _start(self) -> Chromium:
-        with self._lock:
-            if self._browser is not None:
-                logger.error("Chromium %d ended: %s", self._browser.pid, self._browser.end_reason)
-                short = time.monotonic() - self._started < SHORT_LIFE_S
-                self._short_lives = self._short_lives + 1 if short else 0
-                self._end()
-        time.sleep(BACK_OFF_S[min(self._short_lives, len(BACK_OFF_S) - 1)])
-        leave_if_given_up()
-        self._started = time.monotonic()
-        self.starts += 1
-        try:
-            browser = Chromium(self._find_binary(), self._scale, self._deadline_s)
-        except EnvError:
-            self._short_lives += 1
-            raise
-        logger.info("%s, start %d", browser.version, self.starts)
-        with self._lock:
-            if self._users > 0:
-                self._browser = browser
-                return browser
-        browser.close()
-        raise EnvError("the environments that share the browser were closed while it started")
-
     def _end(self) -> None:
-        browser, self._browser = self._browser, None
         self._spare.clear()
-        if browser is not None:
-            browser.close()
+        super()._end()
 
 
 class TaskPage:
@@ -190,7 +114,7 @@ class TaskPage:
     ) -> None:
         self.browser = browser
         self.loaded = ""  # the name of the task that is loaded
-        self._input = PageInput(scale)
+        self._input = PageInput(scale, _turn_wheel)
         self._rests = True  # whether mouse and keyboard are still unused in this episode
         self._episodes = 0
         self._folder = folder
@@ -304,3 +228,8 @@ class TaskPage:
         if not isinstance(value, dict):
             raise EnvError(f"the page of {self.loaded} answers {value!r}")
         return value
+
+
+def _turn_wheel(x: float, y: float, dx: int, dy: int) -> Call:
+    """Return the command with which page.js performs the wheel."""
+    return Call("Runtime.evaluate", {"expression": f"dart.wheel({x:g}, {y:g}, {dx}, {dy})"})

@@ -24,7 +24,7 @@ from envs.contract.screenshots import MEDIA_TYPES
 from envs.suites.miniwob.browser import HEIGHT, SETTLE_MS, WIDTH, BrowserHost, TaskPage
 from envs.suites.miniwob.oracle import Oracle, PageWidget, read_page, route_of
 from envs.suites.miniwob.tasks import FIRST_TEST_SEED, LEFT_OUT, TASKS, Pace
-from envs.tools.chromium import find_chromium
+from envs.tools.browser.process import find_chromium
 from envs.tools.miniwob_pages import find_pages
 
 Metric = Literal["threshold", "published"]

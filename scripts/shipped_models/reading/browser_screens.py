@@ -21,7 +21,7 @@ from PIL import Image
 from envs.contract.actions import Click
 from envs.suites.miniwob.browser import BrowserHost
 from envs.suites.miniwob.env import find_pages
-from envs.tools.chromium import find_chromium
+from envs.tools.browser.process import find_chromium
 from scripts.shipped_models.reading import words
 from scripts.shipped_models.reading.looking import look
 from scripts.shipped_models.reading.parts import PARTS, Writer, dialog

@@ -69,6 +69,7 @@ def trajectory(
         outcome="pass",
         verdict_reason="the goal is reached",
         stop_reason="done",
+        app_log="step 0: TypeError: x is undefined\nstep 1: GET /a: 404",
         steps=rows,
         images=dict(zip(keys, shots, strict=True)),
         final_screenshot=png(99),

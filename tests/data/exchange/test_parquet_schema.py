@@ -94,6 +94,19 @@ def test_patches_return_and_are_part_of_the_content(tmp_path: Path) -> None:
     assert content_id(plain) == f"x{blake2b(older.encode(), digest_size=16).hexdigest()}"
 
 
+def test_more_actions_return_and_are_part_of_the_content(tmp_path: Path) -> None:
+    plain = trajectory()
+    more = [{"kind": "type", "text": "a"}, {"kind": "done"}]
+    several = [
+        replace(plain, steps=[replace(plain.steps[0], more_actions=actions), plain.steps[1]])
+        for actions in (more, more[:1])
+    ]
+    [back] = read_folder(written(tmp_path / "out", several[0]))
+    assert [step.more_actions for step in back.steps] == [more, []]
+    assert len({content_id(each) for each in (plain, *several)}) == 3
+    assert content_id(back) == content_id(several[0])
+
+
 def test_what_differs_in_content_has_another_id_and_what_does_not_has_the_same() -> None:
     one = trajectory()
     others = [

@@ -9,15 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.messages import VersionSpan
+from bus.messages import Hint, VersionSpan
+from bus.packed import int32s
 from dart_cli.data.store.steps import (
     in_range,
     pack_floats,
+    pack_hint,
     pack_ids,
     pack_prompt,
     pack_spans,
     prompt_ids,
     unpack_floats,
+    unpack_hint,
     unpack_ids,
     unpack_spans,
 )
@@ -40,6 +43,13 @@ def test_floats_come_back_bit_for_bit(values: list[float]) -> None:
 def test_spans_come_back_exactly(triples: list[tuple[int, int, int]]) -> None:
     spans = [VersionSpan(version=v, start=s, end=e) for v, s, e in triples]
     assert unpack_spans(pack_spans(spans)) == spans
+
+
+@given(st.integers(0, 99), st.integers(0, 99), st.lists(st.integers(0, 2**31 - 1), max_size=9))
+def test_hints_come_back_exactly(start: int, end: int, tokens: list[int]) -> None:
+    hint = Hint(start=start, end=end, token_ids=int32s(tokens))
+    assert unpack_hint(pack_hint(hint)) == hint
+    assert unpack_hint(pack_hint(None)) is None
 
 
 def test_a_five_screenshot_prompt_takes_under_a_kilobyte() -> None:

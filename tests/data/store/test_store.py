@@ -47,6 +47,21 @@ def test_what_was_handed_in_comes_back_bit_for_bit(run_dir: Path) -> None:
         assert images[row.screenshot] == sent.screenshot
 
 
+def test_all_actions_of_a_completion_come_back(run_dir: Path) -> None:
+    more = [{"kind": "type", "text": "a\n\u65e5"}, {"kind": "keypress", "keys": ["enter"]}]
+    with open_store(run_dir) as store:
+        name = fill(store, steps=1)
+        sent = step_record(name, 1).model_copy(update={"more_actions": more})
+        store.add_step(sent, 3.0)
+        store.add_step(step_record(name, 2).model_copy(update={"action": None}), 4.0)
+        store.commit()
+        one, several, none = store.steps(name)
+        assert (one.more_actions, one.actions) == ([], [one.action])
+        assert (several.more_actions, several.actions) == (more, [sent.action, *more])
+        assert none.actions == []
+        assert [step.actions for step in store.played_steps(name)] == [one.actions, several.actions]
+
+
 def test_the_same_step_twice_changes_nothing(run_dir: Path) -> None:
     with open_store(run_dir) as store:
         name = fill(store, steps=1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,8 @@ from envs.contract.base import GuiEnv, Task
 from envs.contract.elements import as_explorable
 from envs.contract.registry import MADE_OF, SHIPPED, load_suite, make_env
 from envs.suites.explored.tasks import ExploredFile, ExploredTask, PathStep, write_file
+from tests.envs.suites.cuagym import standin as cuagym_standin
+from tests.envs.suites.mobilegym import standin as mobilegym_standin
 from tests.examples.cuabench.worker_process import own_suite
 from tests.simulated import SUITE
 
@@ -57,6 +60,13 @@ PLAYED = [
     Played("browsergym", {"chromium": "{folder}/chromium"}, plays=False),
     Played("{folder}/cuabench.py:suite", SERVER, plays=False),
     Played("desktop", plays=False),
+    Played(
+        f"web:{ROOT}/tests/envs/suites/web/board/board.toml",
+        {"chromium": "{folder}/chromium"},
+        plays=False,
+    ),
+    Played("cuagym:{folder}/hub", {"chromium": "{folder}/chromium"}, plays=False),
+    Played("mobilegym:{folder}/phone", {"chromium": "{folder}/chromium"}, plays=False),
     Played("miniwob", {"chromium": "{folder}/chromium"}, plays=False),
     Played("openenv:openapp", SERVER, plays=False),
     Played("osworld", {"vm": "{folder}/none.qcow2"}, plays=False),
@@ -78,6 +88,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "cuabench.toml").write_text(_CUABENCH)
     own_suite(folder / "cuabench.toml")
     (folder / "served.toml").write_text(_SERVED)
+    cuagym_standin.write_folder(folder / "hub", {"both": cuagym_standin.bundle()})
+    mobilegym_standin.write_folder(folder / "phone")
     with closing(make_env("mini")) as env:
         env.reset(seed=0, options={"task": "mini/popup"})
         here = env.state().id  # type: ignore[attr-defined]
@@ -112,6 +124,7 @@ def case(request: pytest.FixtureRequest, folder: Path) -> Played:
 @pytest.fixture
 def env(case: Played, monkeypatch: pytest.MonkeyPatch) -> GuiEnv:
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("DART_MOBILEGYM_PYTHON", sys.executable)
     try:
         env = make_env(case.suite, **case.options)
     except MissingPartError as missing:  # of suite desktop, which needs its packages to be loaded

@@ -20,7 +20,7 @@ from envs.contract.registry import make_env
 from envs.suites.browsergym.env import BrowsergymEnv
 from envs.suites.browsergym.suite import BrowsergymSuite
 from envs.suites.browsergym.tasks import find_interpreter, make_tasks, need_interpreter
-from envs.tools.chromium import find_chromium
+from envs.tools.browser.process import find_chromium
 from envs.tools.miniwob_pages import find_pages
 from envs.tools.process_tree import descendants
 from tests.waiting import lives, wait_until

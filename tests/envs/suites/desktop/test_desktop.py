@@ -47,12 +47,12 @@ try:
 except MissingPartError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
-from envs.suites.desktop.draws import draw, fill
 from envs.suites.desktop.env import DesktopEnv, filled
 from envs.suites.desktop.getters import GETTERS, METRICS
 from envs.suites.desktop.host_resources import FOLDER_PREFIX, find_programs
 from envs.suites.desktop.keeper import descendants
 from envs.suites.desktop.session import check_step
+from envs.tools.draws import draw, fill
 from tests.waiting import wait_until
 
 SUITE = DesktopSuite()

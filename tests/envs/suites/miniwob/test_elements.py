@@ -9,7 +9,7 @@ import pytest
 from bus.errors import MissingPartError
 from envs.contract.elements import Element, Explorable, performing
 from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite
-from envs.tools.chromium import find_chromium
+from envs.tools.browser.process import find_chromium
 from envs.tools.miniwob_pages import find_pages
 
 try:

@@ -30,7 +30,7 @@ from envs.contract.actions import (
 )
 from envs.suites.miniwob.browser import HEIGHT, WIDTH
 from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite
-from envs.tools.chromium import find_chromium
+from envs.tools.browser.process import find_chromium
 from envs.tools.miniwob_pages import find_pages
 
 try:

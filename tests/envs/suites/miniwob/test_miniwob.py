@@ -40,7 +40,12 @@ from envs.contract.registry import check_parts, make_env
 from envs.suites.miniwob.browser import SPARE_PAGES
 from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite
 from envs.suites.miniwob.tasks import TASKS
-from envs.tools.chromium import PROFILE_PREFIX, BrowserProcess, find_chromium, remove_stale_profiles
+from envs.tools.browser.process import (
+    PROFILE_PREFIX,
+    BrowserProcess,
+    find_chromium,
+    remove_stale_profiles,
+)
 from envs.tools.miniwob_pages import find_pages
 from tests.waiting import until, wait_until
 
@@ -499,7 +504,7 @@ def test_a_profile_removed_as_stale_while_it_is_made_is_made_again(
             next(locks, lambda: None)()  # as another process does meanwhile
         lock(descriptor, how)
 
-    monkeypatch.setattr("envs.tools.chromium.fcntl.flock", late)
+    monkeypatch.setattr("envs.tools.browser.process.fcntl.flock", late)
     browser = BrowserProcess(find_chromium(), 1.0)
     assert next(locks, None) is None
     try:

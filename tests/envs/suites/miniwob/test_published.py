@@ -12,7 +12,7 @@ import pytest
 from bus.errors import MissingPartError
 from envs.contract.actions import Click
 from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite
-from envs.tools.chromium import find_chromium
+from envs.tools.browser.process import find_chromium
 from envs.tools.miniwob_pages import find_pages
 
 try:

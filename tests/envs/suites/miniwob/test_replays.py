@@ -14,7 +14,7 @@ import pytest
 from bus.errors import MissingPartError
 from envs.suites.miniwob.env import MiniwobEnv, MiniwobSuite
 from envs.suites.miniwob.tasks import PARTIAL, TASKS
-from envs.tools.chromium import find_chromium
+from envs.tools.browser.process import find_chromium
 from envs.tools.miniwob_pages import find_pages
 from tests.envs.suites.miniwob.replays import (
     FRAGMENTS,

@@ -26,7 +26,7 @@ from envs.suites.miniwob.tasks import (
     TASKS,
     THRESHOLDS,
 )
-from envs.tools.chromium import find_chromium
+from envs.tools.browser.process import find_chromium
 from envs.tools.miniwob_pages import find_pages
 
 try:

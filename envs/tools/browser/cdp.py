@@ -1,8 +1,10 @@
 """The Chrome DevTools Protocol over a pipe: the part that an environment needs.
 
-    Chromium      one browser process: calls to it and its pages, and its end
-    PageSession   calls to one page
-    Call          one command, which may be sent together with others
+    Chromium       one browser process: calls to it and its pages, and its end
+    PageSession    calls to one page
+    Call           one command, which may be sent together with others
+    SentCalls      commands on their way: a page that draws on command answers some of them only after a frame
+    Listener       a function that gets the events of a page or of the browser
 
 It uses a pipe instead of a WebSocket: there is no port that other users of the host could reach, no polling
 at the start, no package to install, and a browser whose pipe is closed exits, so that none outlives this
@@ -18,14 +20,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from bus.errors import EnvError
 from envs.contract.queueing import SharedLock
-from envs.tools.chromium import BrowserProcess
+from envs.tools.browser.process import BrowserProcess
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,10 @@ class Call(NamedTuple):
 
     method: str
     params: dict[str, Any]
+
+
+Listener = Callable[[str, dict[str, Any]], None]
+"""A function that gets each event's method and parameters, in the thread that reads; it must not wait."""
 
 
 class _CdpAnswer(NamedTuple):
@@ -81,6 +87,7 @@ class Chromium:
         self._lock = threading.Lock()
         self._awaited_calls: dict[int, _AwaitedCall] = {}
         self._sessions: dict[str, str] = {}  # by target
+        self._listeners: dict[str, Listener] = {}  # by session; "" is the browser's
         self._process = BrowserProcess(binary, scale, flags)
         self._reader = threading.Thread(target=self._read, name="chromium", daemon=True)
         self._reader.start()
@@ -100,6 +107,11 @@ class Chromium:
     def pid(self) -> int:
         """The process id of the browser, which is also the id of the group of its processes."""
         return self._process.pid
+
+    @property
+    def folder(self) -> Path:
+        """A folder that lasts as long as the browser."""
+        return self._process.folder
 
     @property
     def end_reason(self) -> str:
@@ -125,11 +137,26 @@ class Chromium:
             height=height,
             enableBeginFrameControl=True,
         )
-        target_id = target["targetId"]
-        reply = self.call("Target.attachToTarget", targetId=target_id, flatten=True)
+        return self.attach(target["targetId"])
+
+    def attach(self, target: str) -> PageSession:
+        """Return a session of a page that exists. Raises EnvError."""
+        reply = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        return self.adopt(target, reply["sessionId"])
+
+    def adopt(self, target: str, session: str) -> PageSession:
+        """Return the session with which the browser attached itself to a page."""
         with self._lock:
-            self._sessions[target_id] = reply["sessionId"]
-        return PageSession(self, reply["sessionId"], self._deadline_s)
+            self._sessions[target] = session
+        return PageSession(self, session, self._deadline_s)
+
+    def listen(self, session: str, listener: Listener | None) -> None:
+        """Pass the events of a session (empty: the browser's) to `listener`; None ends that."""
+        with self._lock:
+            if listener is None:
+                self._listeners.pop(session, None)
+            else:
+                self._listeners[session] = listener
 
     def has(self, session: str) -> bool:
         """Return True if the page of `session` lives."""
@@ -150,6 +177,11 @@ class Chromium:
         `session` is the id of a page's session, or empty for the browser. Raises EnvError if a call is
         refused, if there is no reply within `deadline_s`, and if the page or the browser ends.
         """
+        with self.send(session, calls, deadline_s) as sent:
+            return sent.replies(deadline_s)
+
+    def send(self, session: str, calls: Sequence[Call], deadline_s: float) -> SentCalls:
+        """Send all `calls` at once; the caller waits for the replies. Raises EnvError as `exchange` does."""
         answers: queue.SimpleQueue[_CdpAnswer] = queue.SimpleQueue()
         calls_by_number = {next(self._ids): call for call in calls}
         message = b"".join(
@@ -161,13 +193,13 @@ class Chromium:
             self._awaited_calls.update(
                 (number, _AwaitedCall(answers, session)) for number in calls_by_number
             )
+        sent = SentCalls(calls_by_number, answers, self._forget)
         try:
             self._process.write(message, deadline_s)
-            return _collect(answers, calls_by_number, deadline_s)
-        finally:
-            with self._lock:
-                for number in calls_by_number:
-                    self._awaited_calls.pop(number, None)
+        except BaseException:
+            sent.close()
+            raise
+        return sent
 
     def close(self) -> None:
         """End the browser with all its processes and remove its profile; may be called twice."""
@@ -192,14 +224,30 @@ class Chromium:
                 refusal = message.get("error", {}).get("message", "")
                 answer = _CdpAnswer(message["id"], message.get("result", {}), refusal)
                 awaited_call.answers.put(answer)
-        elif message["method"] in ("Target.targetCrashed", "Target.targetDestroyed"):
+            return
+        if message["method"] in ("Target.targetCrashed", "Target.targetDestroyed"):
             self._end_session(message["params"]["targetId"], message["method"])
+        if not self._listeners:
+            return
+        with self._lock:
+            listener = self._listeners.get(message.get("sessionId", ""))
+        if listener is not None:
+            try:
+                listener(message["method"], message.get("params", {}))
+            except Exception:  # without this thread no answer would be delivered any more
+                logger.exception("an event of Chromium was not noted: %s", message["method"])
+
+    def _forget(self, numbers: Iterable[int]) -> None:
+        with self._lock:
+            for number in numbers:
+                self._awaited_calls.pop(number, None)
 
     def _end_session(self, target: str, event: str) -> None:
         why = "the page crashed" if event == "Target.targetCrashed" else "the page was closed"
         with self._lock:
             session = self._sessions.pop(target, None)
             if session is not None:
+                self._listeners.pop(session, None)
                 self._fail(why, session)
 
     def _end(self, why: str) -> None:
@@ -214,6 +262,60 @@ class Chromium:
                 awaited_call.answers.put(_CdpAnswer(number, {}, why))
 
 
+class SentCalls:
+    """Commands on their way to a page, used by one thread; as a context it forgets them at its end."""
+
+    def __init__(
+        self,
+        calls: dict[int, Call],
+        answers: queue.SimpleQueue[_CdpAnswer],
+        forget: Callable[[Iterable[int]], None],
+    ) -> None:
+        self._calls = calls  # by number, in their order
+        self._answers = answers
+        self._forget = forget
+        self._replies: dict[int, CdpResult] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def answered(self, timeout_s: float = 0.0) -> bool:
+        """Return True once all replies have come, waiting for `timeout_s` at most.
+
+        Raises EnvError for the first command that was refused, or whose page or browser ended.
+        """
+        until = time.monotonic() + timeout_s
+        while len(self._replies) < len(self._calls):
+            try:
+                answer = self._answers.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                return False
+            if answer.error:
+                kind = DocumentLeftError if answer.error in LEFT else EnvError
+                raise kind(f"{self._calls[answer.number].method}: {answer.error}")
+            self._replies[answer.number] = answer.reply
+        return True
+
+    def replies(self, timeout_s: float = 0.0) -> list[CdpResult]:
+        """Return the replies in the order of the commands.
+
+        Raises EnvError as `answered` does, and if one is missing after `timeout_s`.
+        """
+        if not self.answered(timeout_s):
+            late = next(
+                self._calls[each].method for each in self._calls if each not in self._replies
+            )
+            raise EnvError(f"Chromium gave no answer to {late} in {timeout_s:g} s")
+        return [self._replies[number] for number in self._calls]
+
+    def close(self) -> None:
+        """Forget the commands; may be called twice."""
+        self._forget(self._calls)
+
+
 class PageSession:
     """The session of one page, used by one thread at a time."""
 
@@ -221,6 +323,11 @@ class PageSession:
         self.browser = browser
         self._id = session_id
         self._deadline_s = deadline_s
+
+    @property
+    def id(self) -> str:
+        """The id of the session."""
+        return self._id
 
     @property
     def lives(self) -> bool:
@@ -235,18 +342,30 @@ class PageSession:
         """Send several commands at once and return their replies in order. Raises EnvError."""
         return self.browser.exchange(self._id, calls, self._deadline_s)
 
+    def begin(self, calls: Sequence[Call]) -> SentCalls:
+        """Send several commands at once; the caller waits for their replies. Raises EnvError."""
+        return self.browser.send(self._id, calls, self._deadline_s)
+
     def evaluate(self, expression: str) -> Any:
         """Return the value of a JavaScript expression; if it is a promise, the value to which it resolves.
 
         Raises EnvError if it throws, DocumentLeftError if the page goes elsewhere meanwhile.
         """
-        reply = self.call(
-            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
-        )
-        if details := reply.get("exceptionDetails"):
-            what = details.get("exception", {}).get("description", details.get("text", ""))
-            raise EnvError(f"the page threw {what.splitlines()[0] if what else 'something'}")
-        return reply["result"].get("value")
+        return value_of(self.send([evaluation(expression)])[0])
+
+
+def evaluation(expression: str) -> Call:
+    """Return the command that evaluates a JavaScript expression and waits if it is a promise."""
+    params = {"expression": expression, "returnByValue": True, "awaitPromise": True}
+    return Call("Runtime.evaluate", params)
+
+
+def value_of(reply: CdpResult) -> Any:
+    """Return the value in the reply to an `evaluation`. Raises EnvError if the expression threw."""
+    if details := reply.get("exceptionDetails"):
+        what = details.get("exception", {}).get("description", details.get("text", ""))
+        raise EnvError(f"the page threw {what.splitlines()[0] if what else 'something'}")
+    return reply["result"].get("value")
 
 
 def _encode(number: int, call: Call, session: str) -> bytes:
@@ -254,22 +373,3 @@ def _encode(number: int, call: Call, session: str) -> bytes:
     if session:
         message["sessionId"] = session
     return json.dumps(message).encode() + b"\0"
-
-
-def _collect(
-    answers: queue.SimpleQueue[_CdpAnswer], calls: dict[int, Call], deadline_s: float
-) -> list[CdpResult]:
-    """Return the replies to `calls` in their order. Raises EnvError for the first call that fails."""
-    replies: dict[int, CdpResult] = {}
-    until = time.monotonic() + deadline_s
-    while len(replies) < len(calls):
-        try:
-            answer = answers.get(timeout=max(0.0, until - time.monotonic()))
-        except queue.Empty:
-            late = next(call.method for number, call in calls.items() if number not in replies)
-            raise EnvError(f"Chromium gave no answer to {late} in {deadline_s:g} s") from None
-        if answer.error:
-            kind = DocumentLeftError if answer.error in LEFT else EnvError
-            raise kind(f"{calls[answer.number].method}: {answer.error}")
-        replies[answer.number] = answer.reply
-    return [replies[number] for number in calls]

@@ -1,6 +1,7 @@
 """A headless Chromium process with its own profile: found, started, used through a pipe, ended.
 
 find_chromium           finds the binary, or raises an error with the install step
+resolving               the flag with which the names of some hosts resolve, and no others
 BrowserProcess          one browser with its process group and a new profile folder
 make_profile            makes a new folder with a lock that lasts as long as this process
 remove_profile          removes such a folder
@@ -18,7 +19,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,14 +44,11 @@ FLAGS = (
     "--disable-renderer-backgrounding",
     "--disable-backgrounding-occluded-windows",
     "--no-first-run",
-    "--hide-scrollbars",
     "--mute-audio",
     "--force-color-profile=srgb",
     "--lang=en-US",
-    "--allow-file-access-from-files",  # page.js reads which images the style sheets name
-    # No task needs the network: no name resolves, so that none can depend on it.
-    "--host-resolver-rules=MAP * ~NOTFOUND",
-    # A frame is drawn only for a screenshot, and then completely: see TaskPage.look of suite miniwob.
+    "--host-resolver-rules=MAP * ~NOTFOUND",  # no name resolves; see `resolving`
+    # A frame is drawn only on command, and then completely: see TaskPage.look of suite miniwob.
     "--run-all-compositor-stages-before-draw",
     "--disable-partial-raster",  # otherwise remains of the previous frame show at rounded edges
     "--disable-threaded-animation",
@@ -58,6 +56,16 @@ FLAGS = (
     "--disable-checker-imaging",
     "--disable-image-animation-resync",
 )
+
+PAGE_FILES = ("--allow-file-access-from-files", "--hide-scrollbars")
+"""Further flags for pages that are files of this machine and draw all that they have to show."""
+
+
+def resolving(names: Iterable[str]) -> str:
+    """Return the flag with which only these hosts resolve, by name or by address."""
+    excluded = "".join(f" , EXCLUDE {name}" for name in sorted(set(names)))
+    return f"--host-resolver-rules=MAP * ~NOTFOUND{excluded}"
+
 
 PROFILE_PREFIX = "dart-chromium-"
 _LOCK, _LOG = "dart.lock", "chromium.log"
@@ -134,6 +142,11 @@ class BrowserProcess:
             raise EnvError(f"Chromium is gone: {error.strerror}") from error
         finally:
             self._writing.release()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its profile, which is removed with the browser, also after a `kill -9` of its owner."""
+        return self._profile
 
     def last_words(self) -> str:
         """Return the last line of the browser's log; empty if there is none."""

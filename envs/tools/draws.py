@@ -6,7 +6,7 @@
 A placeholder is `{name}`, or `{name[0]}` for an item of a list. A text that is one placeholder
 becomes the value itself, e.g. a number. Later entries may refer to earlier ones:
 
-    {"choice": ["Ann", "Bo"]}              one of them
+    {"choice": ["Ann", "Bo"]}              one of them; the list alone is short for it
     {"sample": [["a", "b", "c"], 2]}       two of them, in random order
     {"integer": [1, 9]}                    a whole number, both ends included
     {"integers": [1, 99, 5]}               five different whole numbers
@@ -54,7 +54,8 @@ def draw(spec: Mapping[str, Any], task_id: str, seed: int) -> dict[str, Any]:
     """Return the values by name. Raises TaskError that names the wrong entry."""
     rng = Random(f"{task_id}/{seed}")  # noqa: S311 - draws tasks, no secrets
     values: dict[str, Any] = {}
-    for name, entry in spec.items():
+    for name, value in spec.items():
+        entry = {"choice": value} if isinstance(value, list | tuple) else value
         if not isinstance(entry, Mapping) or len(entry) != 1 or next(iter(entry)) not in KINDS:
             raise TaskError(f"{task_id}: draw.{name} must be one of {', '.join(KINDS)}")
         ((kind, argument),) = entry.items()

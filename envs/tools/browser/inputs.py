@@ -1,17 +1,18 @@
 """GUI actions as commands of the DevTools protocol.
 
-    PageInput   the mouse and keyboard of one page
+    PageInput    the mouse and keyboard of one page
+    turn_wheel   the browser's own command for the wheel; a page may perform the wheel itself
 
 The browser does not remember what is down: each command names the buttons and modifiers that are down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from envs.contract.actions import Action, MouseButton
-from envs.suites.miniwob.cdp import Call
+from envs.tools.browser.cdp import Call
 from envs.tools.inputs import (
     PLAIN,
     SHIFTED,
@@ -70,11 +71,26 @@ _PUNCTUATION = {
 }  # fmt: skip
 
 
-class PageInput:
-    """The mouse and keyboard of one page; `scale` is pixels of the screenshot per CSS pixel."""
+Turn = Callable[[float, float, int, int], Call]
+"""A function that returns the command with which the wheel turns: x, y, and how far it scrolls right and
+down, all in CSS pixels."""
 
-    def __init__(self, scale: float) -> None:
+
+def turn_wheel(x: float, y: float, dx: int, dy: int) -> Call:
+    """Return the browser's own command for the wheel; its reply needs frames that are drawn meanwhile."""
+    place = {"type": "mouseWheel", "x": x, "y": y, "deltaX": dx, "deltaY": dy}
+    return Call("Input.dispatchMouseEvent", place)
+
+
+class PageInput:
+    """The mouse and keyboard of one page.
+
+    `scale` is pixels of the screenshot per CSS pixel, and `turn` gives the command for the wheel.
+    """
+
+    def __init__(self, scale: float, turn: Turn = turn_wheel) -> None:
         self._scale = scale
+        self._turn = turn
         self._machine = InputMachine(
             STRIDE * scale, lambda key: _dom_key(key) is not None, most_notches=10**6
         )
@@ -105,9 +121,7 @@ class PageInput:
                 kind = "mousePressed" if down else "mouseReleased"
                 yield self._mouse(kind, at, name, clickCount=count)
             case Wheel(at=(x, y), dx=dx, dy=dy):
-                place = f"{x / self._scale:g}, {y / self._scale:g}"
-                wheel = f"dart.wheel({place}, {dx * NOTCH}, {dy * NOTCH})"
-                yield Call("Runtime.evaluate", {"expression": wheel})
+                yield self._turn(x / self._scale, y / self._scale, dx * NOTCH, dy * NOTCH)
             case Key(name=name, down=down):
                 bit = _MODIFIERS.get(name, 0)
                 self._modifier_bits = (
