@@ -2,7 +2,7 @@
 
     words         the closed vocabulary: numbers, action heads, instruction words, ASCII characters
     tokenizer     a word-level fast tokenizer whose decode(encode(text)) is text, for any ASCII text
-    config        sizes of the same classes that load real checkpoints: Qwen3-VL, and Qwen3.5
+    config        sizes of the same classes that load real checkpoints: Qwen3-VL, its mixture of experts, Qwen3.5
     initialise    random initial values with the geometry of the screen that a pre-trained model knows
     save          a standard Hugging Face folder, so that one loader serves tiny and real models
 
@@ -29,9 +29,11 @@ from transformers import (
     Qwen2VLImageProcessorPil,
     Qwen3_5Config,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
 )
 
 from dart_cli.language.vocabulary import END
+from dart_cli.policy.model_files import published_state
 from dart_cli.smoke_test.published_model_files import CHAT_MESSAGE
 
 SCREEN = 168
@@ -105,11 +107,14 @@ _PIECES = r"(?:system|user|assistant)\n|[a-z_]+\(| ?[A-Za-z]+|[0-9]{1,3}|[\s\S]"
 class TinySizes:
     """A class of models and the sizes of its two towers; the defaults are those of `builtin:tiny`."""
 
-    model_type: str = "qwen3_vl"  # or "qwen3_5", of whose layers every fourth has full attention
+    model_type: str = (
+        "qwen3_vl"  # "qwen3_vl_moe", or "qwen3_5": every fourth layer has full attention
+    )
     text_hidden: int = 96
     text_layers: int = 2
     text_heads: int = 4
-    text_mlp: int = 192
+    text_mlp: int = 192  # of a mixture: the neurons of an expert, two of which each token passes
+    experts: int = 0  # of a mixture
     vision_hidden: int = 64
     vision_layers: int = 2
     vision_heads: int = 4
@@ -121,9 +126,20 @@ class TinySizes:
 
 TINY = {
     "qwen3_vl": TinySizes(),
+    "qwen3_vl_moe": TinySizes("qwen3_vl_moe", text_mlp=96, experts=8),
     "qwen3_5": TinySizes("qwen3_5", text_layers=4, text_mlp=96),
 }
-"""The tiny model of each class by `model_type`, with 0.6 M parameters, 2.5 MB in float32."""
+"""The tiny model of each class by `model_type`.
+
+Each computes with 0.6 M parameters, 2.5 MB in float32; the mixture has 0.9 M.
+"""
+
+
+_CONFIGS: dict[str, type[PreTrainedConfig]] = {
+    "qwen3_vl": Qwen3VLConfig,
+    "qwen3_vl_moe": Qwen3VLMoeConfig,
+    "qwen3_5": Qwen3_5Config,
+}
 
 
 def vocabulary(words: Sequence[str] = WORDS) -> list[str]:
@@ -226,7 +242,14 @@ def build_config(vocab_size: int, sizes: TinySizes = TinySizes()) -> PreTrainedC
         }
     else:
         vision["deepstack_visual_indexes"] = [sizes.vision_layers // 2 - 1]
-    return (Qwen3_5Config if hybrid else Qwen3VLConfig)(
+    if sizes.experts:
+        text |= {
+            "moe_intermediate_size": sizes.text_mlp,
+            "num_experts": sizes.experts,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        }
+    return _CONFIGS[sizes.model_type](
         text_config=text,
         vision_config=vision,
         image_token_id=special[IMAGE],
@@ -327,7 +350,8 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(folder)
+    published = published_state(model)  # {} where transformers' own layout is the published one
+    model.save_pretrained(folder, state_dict=published or None, save_original_format=not published)
     tokenizer.save_pretrained(folder)
     image_processor.save_pretrained(folder)
     (folder / "build.json").write_text(json.dumps(build, indent=2, sort_keys=True) + "\n")

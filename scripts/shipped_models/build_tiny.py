@@ -10,7 +10,8 @@ no idea of what leads where, and that is where reinforcement learning starts. A 
 distribution over the inside of the target, not as its centre, so that the policy keeps some of the freedom
 that RL explores with.
 
-`--class qwen3_5` builds a hybrid of the same size, three of whose four layers are recurrences.
+`--class qwen3_5` builds a hybrid of the same size, three of whose four layers are recurrences, and `--class
+qwen3_vl_moe` a mixture of eight experts, two of which each token passes.
 
 One core, one thread; `--seconds` is CPU time. The printed hit rate is on held-out screens.
 """
