@@ -1,6 +1,6 @@
 """Episodes played in this process, without a bus and without the ledger.
 
-    play             plays a plan, `slots_at_once` episodes at a time, each with a policy and a sink
+    play             plays a plan, `env.slots` episodes at a time, each with a policy and a sink
     PlannedEpisode   an episode to play
     plan_episodes    spreads episodes over tasks
     PlayedEpisode    an episode that is over
@@ -239,7 +239,7 @@ async def play(
             if env.is_stuck:  # all further episodes in it would be invalid
                 raise stuck(env.carrier.name)
 
-    await in_slots(config.env, name, min(most, slots_at_once(config)), play_some, waits)
+    await in_slots(config.env, name, min(most, config.env.slots), play_some, waits)
 
 
 def each_of(episodes: Iterable[PlannedEpisode]) -> NextEpisode:
@@ -260,11 +260,6 @@ def answered_by(config: Config, responder: Responder | None) -> PolicyOf:
         return InProcessPolicy(responder) if responder else RandomPolicy(action_spec, episode)
 
     return policy_of
-
-
-def slots_at_once(config: Config) -> int:
-    """Return how many environments play at once: `env.slots`, or `rollout.max_batch` if that is more."""
-    return max(config.env.slots, config.rollout.max_batch)
 
 
 def env_of_suite(suite: str, options: Mapping[str, Any] | None = None) -> EnvConfig:

@@ -159,8 +159,7 @@ def test_stopped_by_a_signal_it_keeps_and_prints_what_was_collected(
 ) -> None:
     tasks = ["unruly/well", "unruly/reset-hang"]
     env = config.env.model_copy(update={"suite": UNRULY, "tasks": tasks, "slots": 1})
-    rollout = config.rollout.model_copy(update={"max_batch": 1})
-    unruly = config.model_copy(update={"env": env, "rollout": rollout})
+    unruly = config.model_copy(update={"env": env})
     out = tmp_path / "out" if is_folder else None
     signal_in(monkeypatch, "collect/0 to reset unruly/reset-hang", signal.SIGTERM)
     with pytest.raises(SystemExit) as stopped:

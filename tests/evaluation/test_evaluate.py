@@ -136,7 +136,7 @@ def test_stopped_while_a_reset_hangs_it_tells_what_is_kept_and_goes_on_from_ther
     config_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = [f"env.suite={UNRULY}", 'env.tasks=["unruly/well", "unruly/reset-hang"]']
-    changes += ["eval.tasks=[]", "env.slots=1", "rollout.max_batch=1", "eval.episodes=2"]
+    changes += ["eval.tasks=[]", "env.slots=1", "eval.episodes=2"]
     signal_in(monkeypatch, "eval/0 to reset unruly/reset-hang, seed 1000001", signal.SIGTERM)
     config = load_config(config_path, changes)
     with pytest.raises(SystemExit) as stopped:

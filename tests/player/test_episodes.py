@@ -59,9 +59,6 @@ async def test_a_slot_that_can_make_no_more_environments_ends_the_plan_and_spoil
         monkeypatch.setattr(module, "MOST_HUNG", 2)
     env = {"suite": SUITE, "slots": 1, "reset_deadline_s": 0.1}
     config = Config.model_validate({"run": {"dir": tmp_path}, "env": env})
-    config = config.model_copy(
-        update={"rollout": config.rollout.model_copy(update={"max_batch": 1})}
-    )
     episodes = plan_episodes([UnrulySuite.tasks["unruly/reset-hang"]], 8, TRAIN_SEEDS)
     played: list[PlayedEpisode] = []
     with pytest.raises(EnvError, match="eval/0: 2 of its environments hang"):
