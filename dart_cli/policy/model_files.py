@@ -139,9 +139,9 @@ class PolicyFiles:
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a whole tensor of any shape, on the CPU, in the dtype of the file."""
-        if len(shape := self.shape(name)) == _STACKED_AXES:
-            return self.rows(name, 0, shape[0])
         with self._as_model_error():
+            if len(shape := self.shape(name)) == _STACKED_AXES:
+                return self.rows(name, 0, shape[0])
             file, key = self._files[name]
             tensor: torch.Tensor = file.get_tensor(key)
         self.read_bytes += tensor.numel() * tensor.element_size()
