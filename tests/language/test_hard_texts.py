@@ -313,6 +313,7 @@ REFUSED = [
     ("venus", "<action>Type(content='it's')</action>", "line 1 is no Python"),
     ("venus-web", "<action>Type(content='a', content='b')</action>", "Type is given content twice"),
     ("venus-web", "<action>Type(content='a')\nType(content='b')</action>", "want one call with named"),
+    ("venus-web", "<action>Type(content='a') Type(content='b')</action>", "line 1 is no Python"),
     ("venus-web", "<action>Click()</action>", "Click lacks 'box'"),
     ("venus-web", "<action>Click(box=(1000,5))</action>", "x=1000 is beyond the screen"),
     ("venus-web", "<action>Drag(end=(5,6))</action>", "Drag lacks 'start'"),
