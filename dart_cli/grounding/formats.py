@@ -224,6 +224,8 @@ _FAMILY_OF = {
     "scalecua": "scalecua",
     "glm": "glm-4.5v",
     "venus": "ui-venus-2",
+    "venus-web": "ui-venus-1.5",
+    "venus-mobile": "ui-venus-1.5-mobile",
     "holo": "holo-3.1",
 }
 """The family whose prompt is used with an action parser; see dart_cli/config/families.py."""
@@ -248,7 +250,7 @@ def _of_family(parser_name: str) -> AnswerFormat:
     action_parser, name = make_action_parser(parser_name), _FAMILY_OF[parser_name]
     values = {key: value for key, (value, _) in values_of(name).items()}
     template, system = values["template"], values["system_prompt"]
-    if system:  # which has the instruction, or not
+    if len(system) > len(template):  # it has the calls, and may have the instruction
         template = "{refusal}" if "{instruction}" in system else "{instruction}"
     reads_loosely = parser_name.startswith("toolcall") and parser_name != "toolcall-xml"
     return AnswerFormat(

@@ -102,7 +102,8 @@ PREVIOUS = "{previous}"
 class Previous:
     """Writes earlier steps as a family of models is used to them.
 
-    `line` is written for each step; it has {step}, counted from 1, and {action}. `none` stands for no steps.
+    `line` is written for each step; it has {step}, counted from 1, or {index}, counted from 0, and {action}.
+    `none` stands for no steps.
     """
 
     line: str = "Step {step}: {action}\n"
@@ -113,8 +114,10 @@ class Previous:
         if not actions:
             return self.none
         lines = [
-            self.line.replace("{step}", str(number)).replace("{action}", action)
-            for number, action in enumerate(actions, start=1)
+            self.line.replace("{step}", str(index + 1))
+            .replace("{index}", str(index))
+            .replace("{action}", action)
+            for index, action in enumerate(actions)
         ]
         return "".join(lines).removesuffix("\n")
 

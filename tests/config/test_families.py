@@ -65,6 +65,10 @@ def written(path: Path, text: str) -> Path:
         ("qwen3_vl", "Qwen3-VL-8B-Instruct", "qwen3-vl"),
         ("qwen3_vl", "GUI-Owl-1.5-8B-Instruct", "gui-owl-1.5"),
         ("qwen3_vl", "MAI-UI: a foundation GUI agent", "mai-ui"),
+        ("qwen3_vl", "UI-Venus-1.5-2B, made of Qwen3-VL", "ui-venus-1.5"),
+        ("qwen3_vl", "UI-Venus-1.5-8B", "ui-venus-1.5"),
+        ("qwen3_vl", "UI-Venus 1.5", "ui-venus-1.5"),
+        ("qwen3_vl_moe", "UI-Venus-1.5-30B-A3B", "ui-venus-1.5"),
         ("qwen3_vl", "EvoCUA-8B, made of Qwen3-VL", "evocua"),
         ("qwen2_5_vl", "Qwen2.5-VL-7B-Instruct", "qwen2.5-vl"),
         ("qwen2_5_vl", "ScaleCUA-7B", "scalecua"),
@@ -108,14 +112,34 @@ def test_bounds_that_only_one_family_has_say_more_than_a_name(tmp_path: Path, na
 def test_what_a_checkpoint_was_made_of_is_not_its_family(tmp_path: Path) -> None:
     made_of = {"base": "Qwen/Qwen3-VL-8B-Instruct"}
     assert recognise(folder(tmp_path, "qwen3_vl", name="MAI-UI-8B", **made_of)).name == "mai-ui"
-    with pytest.raises(ConfigError, match=r"qwen3-vl, gui-owl-1\.5, mai-ui, evocua"):
+    with pytest.raises(ConfigError, match=r"qwen3-vl, gui-owl-1\.5, mai-ui, ui-venus-1\.5, evocua"):
         recognise(folder(tmp_path, "qwen3_vl", name="my-own", **made_of))
+
+
+@pytest.mark.parametrize(
+    ("kind", "title"),
+    [
+        ("qwen2_5_vl", "UI-Venus-Navi-7B"),
+        ("qwen2_5_vl", "UI-Venus-Ground-72B"),
+        ("qwen3_vl", "UI-Venus-2-9B"),
+        ("qwen3_5", "UI-Venus-1.5-8B"),
+    ],
+)
+def test_another_version_of_ui_venus_is_not_recognised(
+    tmp_path: Path, kind: str, title: str
+) -> None:
+    for place in (folder(tmp_path, kind, title=title), folder(tmp_path, kind, name=title)):
+        with pytest.raises(ConfigError, match=r"may be of .* name the family"):
+            recognise(place)
 
 
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("qwen3_vl", "may be of qwen3-vl, gui-owl-1.5, mai-ui, evocua, all of model_type qwen3_vl"),
+        (
+            "qwen3_vl",
+            "may be of qwen3-vl, gui-owl-1.5, mai-ui, ui-venus-1.5, evocua, all of model_type qwen3_vl",
+        ),
         ("qwen2_vl", "may be of ui-tars, all of model_type qwen2_vl"),
         (
             "qwen3_5",

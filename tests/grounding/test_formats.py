@@ -106,6 +106,13 @@ def test_every_language_asks_and_is_read_again(name: str) -> None:
     assert answers.read(text, coordinates).point == (100, 25)
 
 
+def test_a_prompt_whose_calls_are_in_the_message_of_the_user_keeps_them() -> None:
+    for name in ("venus-web", "venus-mobile"):
+        answers = format_of(name, "")
+        assert "- Click(box=(x1,y1))\n" in answers.template
+        assert answers.system == "You are a helpful assistant."
+
+
 def test_qwens_format_has_the_name_of_its_language() -> None:
     assert format_of("qwen", "").name == "toolcall"
 

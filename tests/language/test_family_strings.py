@@ -113,6 +113,42 @@ def test_each_call_of_ui_venus_prompt_is_read_with_its_arguments() -> None:
         assert action.kind
 
 
+@pytest.mark.parametrize(
+    ("family", "calls", "unread"),
+    [
+        ("ui-venus-1.5", 16, {"PressHome", "PressRecent"}),
+        ("ui-venus-1.5-mobile", 13, {"Launch"}),
+    ],
+)
+def test_each_call_of_a_prompt_of_ui_venus_1_5_is_read_with_its_arguments(
+    family: str, calls: int, unread: set[str]
+) -> None:
+    text = str(values_of(family)["template"][0])
+    rows = re.findall(r"^- (\w+)\((.*)\)(?: #.*)?$", text.partition("### User")[0], re.MULTILINE)
+    assert len(rows) == calls
+    refused = set()
+    for name, arguments in rows:
+        code = f"{name}({arguments})".replace("down or up", "down").replace("url=''", "url='a.b'")
+        code = re.sub(r"\b[xy][12]\b", "5", code.replace(" or ", ", "))
+        try:
+            make_action_parser(FAMILIES[family].action_parser).parse(
+                f"<action>{code}</action>", AS_IT_IS
+            )
+        except ActionError:
+            refused.add(name)
+    assert refused == unread
+
+
+def test_a_prompt_of_ui_venus_1_5_is_what_its_makers_published_but_for_one_sentence() -> None:
+    enter = " The system automatically presses `ENTER` afterward."
+    web = str(values_of("ui-venus-1.5")["template"][0])
+    whole = web.replace("`Type(content='...')`.", f"`Type(content='...')`.{enter}")
+    assert len(whole) == len(web) + len(enter)
+    mobile = str(values_of("ui-venus-1.5-mobile")["template"][0])
+    digests = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in (whole, mobile)]
+    assert digests == ["4aad8487cfc9deca", "01038fc9fd51187d"]
+
+
 def test_each_tool_of_holos_prompt_is_read_with_its_arguments() -> None:
     text = system_of("holo-3.1")
     schema = json.loads(text.partition("```json\n")[2].partition("\n```")[0])
@@ -187,6 +223,22 @@ def test_numbers_mean_what_the_familys_own_agent_makes_of_them(family: str) -> N
             "Thought: I wait.\nAction: WAIT()",
         ),
         ("uitars", "Thought: a\nAction: wait()", "Thought: a Action: wait()"),
+        (
+            "venus-web",
+            "<think>\nIt is there.\n</think>\n<action>\nWait()\n</action>\n<conclusion>Wait.</conclusion>",
+            "<think>It is there.</think><action>Wait()</action>",
+        ),
+        (
+            "venus-mobile",  # after a prompt that has the opening tag
+            "It is there.\n</think>\n\n<action>Go()</action>",
+            "<think>It is there.</think><action>Go()</action>",
+        ),
+        (
+            "venus-web",
+            "<action>Type(content='</think>')</action>",
+            "<think></think><action>Type(content='</think>')</action>",
+        ),
+        ("venus-web", "<think>It is there.</think>\nWait()", ""),
     ],
 )
 def test_what_a_completion_says_of_its_action_is_one_line(

@@ -11,7 +11,7 @@ from dart_cli.language.thoughts import thought_and_words
 from envs.contract.actions import Action, Click, Done, Type
 
 WORDS = "I click the field (the red one).\nThen I type."
-IN_TAGS = ("toolcall-mai", "venus")
+IN_TAGS = ("toolcall-mai", "venus", "venus-web", "venus-mobile")
 """Languages that write the thought of an action into tags."""
 
 

@@ -47,6 +47,10 @@ WRITES = {
     "holo": 'I click {0}.\n</think>\n\n{{"note": null, "thought": "It is there.", "tool_call": '
     '{{"tool_name": "click_desktop", "element": "", "x": {0}, "y": 5}}}}',
     "venus": "I click {0}.\n</think>\n\n<action>Click(box=({0}, 5))</action>",
+    **dict.fromkeys(
+        ("venus-web", "venus-mobile"),
+        "<think>I click {0}.</think>\n<action>Click(box=({0},5))</action>\n<conclusion>I do.</conclusion>",
+    ),
     "scalecua": "<think>\nIt is there.\n</think>\n<operation>\nClick {0}.\n</operation>\n<action>\nclick(x={0}, y=5)\n</action>",
 }
 """A completion of each language."""
@@ -213,6 +217,22 @@ def ui_venus(responses: list[str]) -> Messages:
     return [*built, user(said("Current Screenshot:\n"), IMAGE)]
 
 
+def ui_venus_1_5(name: str) -> Callable[[list[str]], Messages]:
+    """VenusNaviAgent with history_length 0: one message, all steps from 0 on, without their conclusions."""
+
+    def messages(responses: list[str]) -> Messages:
+        steps = []
+        for number, response in enumerate(responses):
+            thought = response.split("<think>")[1].split("</think>")[0].strip("\n")
+            call = response.split("<action>")[1].split("</action>")[0].strip("\n")
+            steps.append(f"Step {number}: <think>{thought}</think><action>{call}</action>")
+        page = (PROMPTS / f"{name}.template.txt").read_bytes().decode()
+        asked = page.replace("{instruction}", TASK).replace("{previous}", "\n".join(steps))
+        return [system("ui-tars"), user(said(asked), IMAGE)]
+
+    return messages
+
+
 AGENTS: dict[str, Callable[[list[str]], Messages]] = {
     "ui-tars": ui_tars("ui-tars"),
     "ui-tars-1.5": ui_tars("ui-tars-1.5"),
@@ -222,6 +242,8 @@ AGENTS: dict[str, Callable[[list[str]], Messages]] = {
     "gui-owl-1.5": windowed("gui-owl-1.5", image_first=False, begins=""),
     "gui-owl-1.5-mobile": windowed("gui-owl-1.5-mobile", image_first=False, begins=""),
     "mai-ui": mai_ui,
+    "ui-venus-1.5": ui_venus_1_5("ui-venus-1.5"),
+    "ui-venus-1.5-mobile": ui_venus_1_5("ui-venus-1.5-mobile"),
     "evocua": windowed("evocua", image_first=True),
     "scalecua": scalecua,
     "qwen3.5": qwen_xml("qwen3.5"),

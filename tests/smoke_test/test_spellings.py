@@ -63,7 +63,9 @@ def test_what_a_vocabulary_cannot_write_is_refused() -> None:
     assert first_way(CLICK, vocabulary) is None
 
 
-@pytest.mark.parametrize("name", ["toolcall-xml", "toolcall", "uitars", "venus", "toolcall-fara"])
+@pytest.mark.parametrize(
+    "name", ["toolcall-xml", "toolcall", "uitars", "venus", "venus-web", "toolcall-fara"]
+)
 @pytest.mark.parametrize("action", [CLICK, Done()])
 def test_each_way_through_the_spellings_means_the_action(name: str, action: Action) -> None:
     parser, generator = make_action_parser(name), random.Random(0)

@@ -20,6 +20,8 @@ ACTION_PARSERS = (
     "scalecua",
     "glm",
     "venus",
+    "venus-web",
+    "venus-mobile",
     "holo",
 )
 
@@ -35,7 +37,9 @@ POINT_PARTS = ("write_point", "find_points")
 SPLIT_PARTS = ("split", "join")
 """Attributes that `policy.max_actions` above 1 needs beside them."""
 
-SPLIT_PARSERS = tuple(name for name in ACTION_PARSERS if name not in ("glm", "holo"))
+SPLIT_PARSERS = tuple(
+    name for name in ACTION_PARSERS if name not in ("glm", "venus-web", "venus-mobile", "holo")
+)
 """The action parsers whose languages have completions of several actions."""
 
 MOST_ACTIONS = 32
@@ -83,9 +87,9 @@ class PolicyConfig(Section):
 
     action_parser: Annotated[str, one_of(ACTION_PARSERS, "file.py:MyParser")] = "compact"
     """The model's action language: `compact` (the tiny models), `uitars` (UI-TARS text), the `toolcall`
-    action parsers (calls of Qwen's computer_use and mobile_use), `pyautogui`, `scalecua`, `glm`, `venus`, `holo`, or
-    your own as `package.module:ActionParser` or `file.py:ActionParser` (docs/policy.md). docs/families.md lists which
-    model writes which."""
+    action parsers (calls of Qwen's computer_use and mobile_use), `pyautogui`, `scalecua`, `glm`, `venus`,
+    `venus-web`, `venus-mobile`, `holo`, or your own as `package.module:ActionParser` or `file.py:ActionParser`
+    (docs/policy.md). docs/families.md lists which model writes which."""
 
     max_actions: int = Field(default=1, ge=1, le=MOST_ACTIONS)
     """Most actions of a completion, which are performed one after another before the next screenshot

@@ -6,11 +6,12 @@ uitars            a thought, then one call: UI-TARS text
 toolcall          tool calls in JSON or XML: Qwen2.5-VL to Qwen3.8, GUI-Owl, MAI-UI, EvoCUA, Fara1.5
 pyautogui         Python code: OpenCUA, ScaleCUA
 glm               a call in box tokens: GLM-4.5V
-venus             a call in <action> tags: UI-Venus-2
+venus             a call in <action> tags: UI-Venus-2, UI-Venus-1.5
 holo              an object of JSON: Holo3.1
 pyautogui_calls   reads the calls of Python code as actions, where several lines may be one action
 tools             the tools of tool calls
 fara              the tool of Fara1.5
+venus_calls       the calls of UI-Venus in three dialects
 reading           the shared parts: names of keys, an LALR grammar, calls with literal arguments
 several           completions of several actions, in the languages that have them
 
@@ -42,7 +43,8 @@ _MODULES = {
         ("toolcall", "toolcall-mobile", "toolcall-mai", "toolcall-fara", "toolcall-xml"), "toolcall"
     ),
     **dict.fromkeys(("pyautogui", "scalecua"), "pyautogui"),
-    **{name: name for name in ("compact", "uitars", "glm", "venus", "holo")},
+    **dict.fromkeys(("venus", "venus-web", "venus-mobile"), "venus"),
+    **{name: name for name in ("compact", "uitars", "glm", "holo")},
 }
 """The module of each name. Its ACTION_PARSERS has a factory for each of the module's names."""
 
