@@ -53,7 +53,8 @@ COMMON = (
     "train.stop_at=0",
     "train.updates=1000000",
     "train.max_minutes=0",
-    "train.max_trajectories=6016",
+    "train.max_trajectories=3008",
+    "eval.episodes=210",
 )
 OWN = ("train.replay_routing=false",)
 STALE = ("data.max_open_groups=96", "data.max_staleness=16")
