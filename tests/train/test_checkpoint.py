@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from bus.errors import CheckpointError, ModelError, RunDirectoryError
 from bus.messages import Batch
 from dart_cli.config.model_folder import resolve
 from dart_cli.config.schema import Config
+from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.loader import load_policy
 from dart_cli.train.checkpoints import checkpoint as saving
 from dart_cli.train.checkpoints.checkpoint import CheckpointSaver, load, load_newest, newest_weights
@@ -31,6 +33,7 @@ from dart_cli.train.checkpoints.identity import (
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.trained_policy import TrainModel
 from dart_cli.weights.folder import model_identity
+from tests.train.conftest import Play
 from tests.train.parts import TensorsInMemory, save
 from tests.train.trees import tree_batch
 from tests.waiting import PATIENCE_S
@@ -85,6 +88,18 @@ def test_a_resumed_run_of_recurrent_layers_is_the_uninterrupted_one_bit_for_bit(
         return learner(changed, path=str(family("qwen3_5")), dtype="bfloat16")
 
     assert_resumes(make, batches, tmp_path)
+
+
+def test_a_resumed_run_of_a_mixture_replays_the_same_experts_bit_for_bit(
+    config: Config, family: Callable[[str], Path], play: Play, tmp_path: Path
+) -> None:
+    """Compare in bfloat16, where rounding decides between experts."""
+    model = {"path": str(family("qwen3_5_moe")), "dtype": "bfloat16"}
+    engine = TransformersEngine(load_policy(model["path"]), max_batch=8, records_routing=True)
+    batches = [play(engine, 2, 2, 1.0, number) for number in (1, 2, 3)]
+    asyncio.run(engine.close())
+    assert all(chain.routing for batch in batches for chain in batch.chains)
+    assert_resumes(lambda: learner(config, **model), batches, tmp_path)
 
 
 def assert_resumes(
