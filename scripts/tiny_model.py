@@ -126,7 +126,7 @@ class TinySizes:
 
 TINY = {
     "qwen3_vl": TinySizes(),
-    "qwen3_vl_moe": TinySizes("qwen3_vl_moe", text_mlp=96, experts=8),
+    "qwen3_vl_moe": TinySizes("qwen3_vl_moe", text_mlp=80, experts=8),
     "qwen3_5": TinySizes("qwen3_5", text_layers=4, text_mlp=96),
 }
 """The tiny model of each class by `model_type`.

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bus.errors import ModelError, cure_of
-from dart_cli.config.architecture import MODEL_TYPES
+from dart_cli.config.architecture import MODEL_TYPES, shape_of
 from dart_cli.config.schema import Config
 from dart_cli.config.values import short_value
 
@@ -146,11 +146,15 @@ def model_problem(path: str) -> str:
 def check_folder(folder: Path) -> dict[str, Any]:
     """Return the config.json of a folder.
 
-    Raises ModelError if a file is missing or dart does not load the class.
+    Raises ModelError if a file is missing, or dart does not load the class or its sizes.
 
     No code of the folder is run, whatever its `auto_map` names.
     """
     config = model_config(folder)
+    try:
+        shape_of(config)
+    except ModelError as error:
+        raise ModelError(f"{folder / 'config.json'}: {error}") from None
     weight_files(folder)
     if not (folder / TOKENIZER).is_file():
         raise _missing(folder / TOKENIZER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 from bus.errors import ModelError
 from dart_cli.config.architecture import MIXTURES, shape_of
 from dart_cli.config.load import config_of_model
+from dart_cli.config.model_folder import model_problem
 from dart_cli.config.published import PUBLISHED
 from dart_cli.config.rules.check import find_mistakes
 from scripts.small_models import FAMILIES
+from tests.config.model_parts import change_json
 
 
 def tree_of(kind: str, **text: Any) -> dict[str, Any]:
@@ -47,6 +50,19 @@ def test_square_stacks_are_refused_where_folders_have_two_orders(neurons: int) -
     with pytest.raises(ModelError, match="axes cannot be told apart"):
         shape_of(tree_of("qwen3_vl_moe", moe_intermediate_size=neurons))
     assert shape_of(tree_of("qwen3_5_moe", moe_intermediate_size=neurons)).experts is not None
+
+
+def test_unfit_sizes_of_a_folder_are_refused_before_anything_starts(
+    family: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(family("qwen3_vl_moe"), folder)
+    assert model_problem(str(folder)) == ""
+    change_json(
+        folder, "config.json", text_config=tree_of("qwen3_vl_moe", num_experts=1)["text_config"]
+    )
+    problem = model_problem(str(folder))
+    assert "config.json: num_experts_per_tok = 2 of num_experts = 1" in problem
 
 
 def test_a_choice_has_few_bytes_and_a_token_passes_few_parameters() -> None:
