@@ -4,7 +4,7 @@
         [--picture docs/images/web-curve.png] [--out benchmarks/results/web.json]
 
     learn    `dart up docs/examples/web.toml`
-    still    the same with learning rate 0: what evaluation alone makes of it
+    still    20 updates of learning rate 0: what evaluation alone makes of it
 
 Success is that of sampled actions on held-out seeds before and after; the limit is 1. The curve is the success
 of the trajectories of the run, 64 at a time. A run that is done is kept in --work and not played again; one that was
@@ -42,7 +42,7 @@ from dart_cli.config.load import load_config  # noqa: E402 - likewise
 from dart_cli.data.store.open import open_reader  # noqa: E402 - likewise
 
 CONFIG = ROOT / "docs" / "examples" / "web.toml"
-ARMS: dict[str, list[str]] = {"learn": [], "still": ["train.lr=0"]}
+ARMS: dict[str, list[str]] = {"learn": [], "still": ["train.lr=0", "train.updates=20"]}
 POINT = 64
 """Trajectories of one point of a curve."""
 
