@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +43,7 @@ from benchmarks.learning.curation_study import (
     summarize,
 )
 from benchmarks.learning.curves import PALETTE, ArmLine, ArmPanel, draw
-from benchmarks.learning.study import Cell, Result, ResultCache, play_missing, settings_of
+from benchmarks.learning.study import Cell, Result, ResultCache, play_missing, settings_of, tell
 from bus.errors import DartError
 from dart_cli.config.load import load_config
 
@@ -188,11 +187,6 @@ def line_of(
         colour = "#6b7280" if arm == summary["baseline"] else "#111827"
         return ArmLine(arm, curves, colour, is_bold=True)
     return ArmLine(arm, curves, PALETTE[list(group).index(arm) % len(PALETTE)])
-
-
-def tell(text: str) -> None:
-    """Print one line of progress."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ from benchmarks.learning.miniwob_pictures import (
     write_block,
 )
 from benchmarks.learning.miniwob_study import Study, play_run
-from benchmarks.learning.study import Cell, Result, ResultCache, play_missing, settings_of
+from benchmarks.learning.study import Cell, Result, ResultCache, play_missing, settings_of, tell
 from bus.errors import DartError
 from dart_cli.config.load import load_config
 
@@ -195,11 +194,6 @@ def gather(results: Path, keys: Sequence[str], value: Mapping[str, Any]) -> dict
     partial.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     partial.replace(results)
     return summary
-
-
-def tell(text: str) -> None:
-    """Print one line of progress."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -37,12 +36,13 @@ from benchmarks.learning.study import (  # noqa: E402 - after the path
     Result,
     ResultCache,
     call,
+    children_s,
     dart,
     overrides,
     play_missing,
     settings_of,
+    tell,
 )
-from benchmarks.learning.web_example import tell  # noqa: E402 - likewise
 from bus.errors import DartError  # noqa: E402 - likewise
 from dart_cli.config.load import load_config  # noqa: E402 - likewise
 from dart_cli.data.store.open import open_reader  # noqa: E402 - likewise
@@ -147,12 +147,6 @@ def of_arm(arm: str, results: dict[Cell, Result]) -> dict[str, Any]:
         "seeds": list(own),
         **{name: [each.get(name) for each in own.values()] for name in names},
     }
-
-
-def children_s() -> float:
-    """Return the CPU seconds of the child processes that have ended, and of their children."""
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return spent.ru_utime + spent.ru_stime
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from benchmarks.learning.study import (  # noqa: E402 - likewise
     overrides,
     play_missing,
     settings_of,
+    tell,
 )
 from bus.errors import DartError  # noqa: E402 - after the path
 from dart_cli.config.load import load_config  # noqa: E402 - likewise
@@ -114,12 +115,6 @@ def summarized(arm: str, results: dict[Cell, Result]) -> dict[str, Any]:
         "mean": {name: round(fmean(lists[name]), 4) for name in compared},
         **lists,
     }
-
-
-def tell(text: str) -> None:
-    """Write a line with the time of day to stderr."""
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@
     settings_of    the settings in which a kept result must agree with the study that uses it
     dart, call     command lines, and a child process whose last line of output is JSON
     call_within    a child process that is stopped, as by Ctrl-C, at a deadline
+    children_s     the CPU seconds of child processes that have ended
+    tell           writes a line of progress
 
 A study that was stopped resumes where it was: start it again with the same `--work`.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -208,6 +211,18 @@ def call_within(deadline_s: float, command: Sequence[str], log: Path, root: Path
                 child.kill()
     if is_late or child.returncode:
         raise _failed(command, log, child.returncode)
+
+
+def children_s() -> float:
+    """Return the CPU seconds of the child processes that have ended, and of their children."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
+
+
+def tell(text: str) -> None:
+    """Write a line with the time of day to stderr."""
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+    sys.stderr.flush()
 
 
 def _logged(command: Sequence[str], log: Path) -> TextIO:

@@ -24,10 +24,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import shutil
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +43,12 @@ from benchmarks.learning.study import (  # noqa: E402 - likewise
     ResultCache,
     call,
     call_within,
+    children_s,
     dart,
     overrides,
     play_missing,
     settings_of,
+    tell,
 )
 from bus.errors import DartError  # noqa: E402 - likewise
 from dart_cli.config.load import load_config  # noqa: E402 - likewise
@@ -313,18 +313,6 @@ def summarized(by_seed: Mapping[int, Result]) -> dict[str, Any]:
         "curves": curves,
         "per_task": [run["points"][-1].get("per_task") for run in by_seed.values()],
     }
-
-
-def children_s() -> float:
-    """Return the CPU seconds of the child processes that have ended, and of their children."""
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return spent.ru_utime + spent.ru_stime
-
-
-def tell(text: str) -> None:
-    """Write a line with the time of day to stderr."""
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -36,6 +35,7 @@ from benchmarks.learning.study import (  # noqa: E402 - likewise
     overrides,
     play_missing,
     settings_of,
+    tell,
 )
 from bus.errors import DartError  # noqa: E402 - likewise
 from dart_cli.config.load import load_config  # noqa: E402 - likewise
@@ -158,12 +158,6 @@ def write_key(path: Path, key: str, value: object) -> None:
     whole = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"benchmark": "web"}
     whole[key] = value
     path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-
-
-def tell(text: str) -> None:
-    """Write a line with the time of day to stderr."""
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":
