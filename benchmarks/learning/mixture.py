@@ -12,7 +12,7 @@ float32 engine and trainer choose alike. The tasks are those of configs/quicksta
     own_stale      the same, and routers choose themselves
     still          learning rate 0: what evaluation alone makes of it
 
-Success is that of sampled actions on held-out seeds; the limit is 1. `routing_differs` is the share of choices that
+Success is that of sampled actions on held-out seeds, and on tasks never trained on (`heldout_`); the limit is 1. `routing_differs` is the share of choices that
 the trainer's routers would make otherwise, `parity` the mean gap of engine and trainer for tokens of the newest
 weights, in nats, and `staleness` the mean number of versions behind, all over the run. A study that was stopped goes
 on where it was. --out replaces the key `learning` and those that begin with `success_` of a file that has other
@@ -96,7 +96,8 @@ def main() -> None:
         return {
             "before": line["success_before"],
             "after": line["success_after"],
-            "heldout": line["heldout"],
+            "heldout_before": line["heldout"]["before"],
+            "heldout_after": line["heldout"]["after"],
             **{name: line[name] for name in ("episodes", "trajectories", "updates", "minutes")},
             **means_of(work / "runs" / cell.name),
             "cpu_seconds": round(children_s() - spent, 1),
