@@ -12,11 +12,11 @@ float32 engine and trainer choose alike. The tasks are those of configs/quicksta
     own_stale      the same, and routers choose themselves
     still          learning rate 0: what evaluation alone makes of it
 
-Success is that of sampled actions on held-out seeds, and on tasks never trained on (`heldout_`); the limit is 1. `routing_differs` is the share of choices that
-the trainer's routers would make otherwise, `parity` the mean gap of engine and trainer for tokens of the newest
-weights, in nats, and `staleness` the mean number of versions behind, all over the run. A study that was stopped goes
-on where it was. --out replaces the key `learning` and those that begin with `success_` of a file that has other
-keys, too. The last line is JSON.
+Success is that of sampled actions on held-out seeds, and on tasks never trained on (`heldout_`); the limit is 1.
+`routing_differs` is the share of choices that the trainer's routers would make otherwise, `parity` the mean gap of
+engine and trainer for tokens of the newest weights, in nats, and `staleness` the mean number of versions behind,
+all over the run. A study that was stopped goes on where it was. --out replaces the key `learning` and those that
+begin with `success_` of a file that has other keys, too. The last line is JSON.
 """
 
 from __future__ import annotations
