@@ -375,8 +375,8 @@ def _engine(plan: Plan, config: Config, room: HostCapacity, role: Role | None) -
     if plan.shape.experts is not None and config.train.replay_routing:
         each, tokens = plan.shape.routing_bytes, plan.episode.alone
         text += (
-            f"; which experts were chosen takes {each} bytes a token, at most {gb(each * tokens)} an episode "
-            "(train.replay_routing)"
+            f"; which experts were chosen takes {each} bytes a token, at most {each * tokens / 1e6:,.1f} MB an "
+            "episode (train.replay_routing)"
         )
     if plan.positions >= plan.longest:
         past = plan.past
