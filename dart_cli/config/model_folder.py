@@ -151,10 +151,6 @@ def check_folder(folder: Path) -> dict[str, Any]:
     No code of the folder is run, whatever its `auto_map` names.
     """
     config = model_config(folder)
-    try:
-        shape_of(config)
-    except ModelError as error:
-        raise ModelError(f"{folder / 'config.json'}: {error}") from None
     weight_files(folder)
     if not (folder / TOKENIZER).is_file():
         raise _missing(folder / TOKENIZER)
@@ -164,6 +160,10 @@ def check_folder(folder: Path) -> dict[str, Any]:
             f"{folder}: no chat template in chat_template.jinja, tokenizer_config.json or {TEMPLATE}; "
             "copy the file that the model's source has"
         )
+    try:
+        shape_of(config)
+    except ModelError as error:
+        raise ModelError(f"{folder / 'config.json'}: {error}") from None
     return config
 
 

@@ -111,6 +111,7 @@ def _complete(report: Report) -> None:
     if EPISODE in player.proved:
         _read_run(report, plan)
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    report.seconds = player.budget.spent_s
     report.cpu_seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 

@@ -148,6 +148,7 @@ class Report:
     errors: list[Finding] = field(default_factory=list)
     part: str = ""  # the one that is being played
     interruption: Interruption | None = None
+    seconds: float = 0.0  # that it took
     cpu_seconds: float = 0.0  # of the processes that were waited for, so a lower bound
     run: StoredRun | None = None  # None as long as it is not read
     doctor: Mapping[str, str] = field(default_factory=dict)
@@ -201,7 +202,7 @@ class Report:
         for part, why in player.left_out.items():
             yield f"not played: {part}, {why}"
         yield (
-            f"{player.budget.spent_s:.0f} of {player.budget.seconds:.0f} s, at least {self.cpu_seconds:.0f} CPU "
+            f"{self.seconds:.0f} of {player.budget.seconds:.0f} s, at least {self.cpu_seconds:.0f} CPU "
             f"seconds; everything is in {self.plan.folder}; repeat with: dart up CONFIG --smoke-test"
         )
 
@@ -209,7 +210,7 @@ class Report:
         """Return the values of the last line, which is JSON."""
         run, player = self.run, self.player
         return {
-            "seconds": round(player.budget.spent_s, 1),
+            "seconds": round(self.seconds, 1),
             "budget_s": player.budget.seconds,
             "cpu_seconds": round(self.cpu_seconds, 1),
             "parts": {row.name: row.state for row in parts(self.plan, player.left_out)},

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dart_cli.config.architecture import MIXTURES
 from dart_cli.config.schema import Config, LoraConfig
 from dart_cli.engines.transformers_engine import TransformersEngine
 from dart_cli.policy.loader import load_policy
@@ -39,7 +40,10 @@ WAYS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
 FEWER = {"max_tokens": 3, "trajectories": 2, "texts": 1}
 """Steps of a trial: each operation passes through Python, so their number decides what a test costs."""
 
-CASES = [(name, "whole") for name in FAMILIES] + [("qwen3_vl", way) for way in WAYS]
+DENSE = [name for name in FAMILIES if name not in MIXTURES]
+"""The pretended device has no grouped product of experts under inference mode."""
+
+CASES = [(name, "whole") for name in DENSE] + [("qwen3_vl", way) for way in WAYS]
 
 
 @pytest.fixture(autouse=True)

@@ -120,8 +120,17 @@ async def test_an_acknowledgement_carries_the_metrics_that_are_documented(
     assert len(sent) == 4
     for names in sent:
         assert names <= documented
-        # What a batch may lack: tokens of the present weights, or of others; a look at it; a critic; a teacher.
-        lacked = ("parity_", "stale_", "sees", "baseline_", "critic_", "teacher_", "taught_")
+        # What a batch may lack: tokens of the present weights, or of others; a look at it; a critic; a teacher; experts.
+        lacked = (
+            "parity_",
+            "stale_",
+            "sees",
+            "baseline_",
+            "critic_",
+            "teacher_",
+            "taught_",
+            "routing_",
+        )
         assert all(name.startswith(lacked) for name in documented - names)
     events = list((config.run.dir / "tensorboard").iterdir())
     assert events

@@ -25,6 +25,7 @@ from bus.weights import WeightsPublished
 from dart_cli.config.schema import Config
 from dart_cli.train import loop
 from dart_cli.train.base import Update
+from dart_cli.train.checkpoints.identity import checkpoint_paths
 from dart_cli.train.learner import PolicyLearner
 from dart_cli.train.process import run
 from dart_cli.train.publishing import Publications
@@ -328,6 +329,7 @@ async def test_a_kill_while_a_version_is_on_its_way_loses_nothing_and_trains_not
     async with serving(alive.run.dir, before), asyncio.timeout(PATIENCE_S):
         task = asyncio.create_task(run(alive, asyncio.Event()))
         await until(lambda: any(m.batch_id == 3 for m in trained(before)) and slow.reached.is_set())
+        await until(lambda: bool(checkpoint_paths(alive.run.dir / "checkpoints")))
         heard = list(before.heard)
         for name in ("checkpoints", "weights"):
             await copy_as_it_stands(alive.run.dir / name, killed.run.dir / name)

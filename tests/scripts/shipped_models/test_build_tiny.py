@@ -42,11 +42,13 @@ def sheets_of(policy: LoadedPolicy, seeds: range, clicks: int = 3) -> list[Sheet
     return [sheet(policy.images, seed, rng, clicks=clicks, extras=1) for seed in seeds]
 
 
-def test_both_classes_have_the_same_words_and_about_as_many_parameters(
+def test_every_class_has_the_same_words_and_computes_with_about_as_many_parameters(
     policy: LoadedPolicy,
 ) -> None:
-    count = sum(parameter.numel() for parameter in policy.model.parameters())
-    assert 620_000 < count < 640_000
+    """Of a mixture, a token passes two of eight experts."""
+    named = policy.model.named_parameters()
+    count = sum(each.numel() // (4 if ".experts." in name else 1) for name, each in named)
+    assert 600_000 < count < 640_000
     words = policy.tokenizer.tokenize("click the red button<|im_end|>click(12,400)")
     assert words == [
         "click",
