@@ -15,8 +15,8 @@ float32 engine and trainer choose alike. The tasks are those of configs/quicksta
 Success is that of sampled actions on held-out seeds, and on tasks never trained on (`heldout_`); the limit is 1.
 `routing_differs` is the share of choices that the trainer's routers would make otherwise, `parity` the mean gap of
 engine and trainer for tokens of the newest weights, in nats, and `staleness` the mean number of versions behind,
-all over the run. A study that was stopped goes on where it was. --out replaces the key `learning` and those that
-begin with `success_` of a file that has other keys, too. The last line is JSON.
+all over the run. A study that was stopped goes on where it was. --out replaces the arms that were named in the
+key `learning`, and `success_` keys, of a file that has other keys, too. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ def main() -> None:
         raise SystemExit(f"error: {error}") from None
     build = json.loads((model / "build.json").read_text(encoding="utf-8"))
     learning: dict[str, Any] = {
-        "base": {name: build[name] for name in ("seed", "cpu_seconds", "heldout_hit_rate")},
+        "base": {
+            **{name: build[name] for name in ("seed", "cpu_seconds")},
+            "hit_rate": build["heldout_hit_rate"]["all"],
+        },
         **{arm: of_arm(arm, results) for arm in arguments.arms},
     }
     summary: dict[str, Any] = {"learning": learning}
@@ -124,6 +127,7 @@ def main() -> None:
             summary[key] = learning[arm]["after"]
     if arguments.out:
         whole = json.loads(arguments.out.read_text(encoding="utf-8"))
+        summary["learning"] = {**whole.get("learning", {}), **learning}
         arguments.out.write_text(
             json.dumps({**whole, **summary}, indent=1) + "\n", encoding="utf-8"
         )
