@@ -121,10 +121,11 @@ class ArmPanel:
     x_label: str
     lines: Sequence[ArmLine]
     level: float | None = None  # drawn across
+    y_label: str = "held-out success"
 
 
 def draw(path: Path, panels: Sequence[ArmPanel], *, columns: int) -> None:
-    """Write the panels, rows of `columns`, sharing their y axis: held-out success."""
+    """Write the panels, rows of `columns`, sharing their y axis, a success."""
     from matplotlib.figure import Figure
 
     rows = -(-len(panels) // columns)
@@ -152,6 +153,6 @@ def draw(path: Path, panels: Sequence[ArmPanel], *, columns: int) -> None:
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
     for axis in axes[::columns]:
-        axis.set_ylabel("held-out success")
+        axis.set_ylabel(panels[0].y_label)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

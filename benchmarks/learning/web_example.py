@@ -150,7 +150,9 @@ def panel(arms: dict[str, dict[str, Any]]) -> ArmPanel:
         )
         for (arm, result), colour in zip(arms.items(), PALETTE, strict=False)
     ]
-    return ArmPanel("docs/examples/web, success while it practises", "trajectories", lines)
+    return ArmPanel(
+        "docs/examples/web", "trajectories", lines, y_label="success of what it plays, 64 at a time"
+    )
 
 
 def write_key(path: Path, key: str, value: object) -> None:
