@@ -3,12 +3,12 @@
     FAMILIES   the classes by `model_type`, at the smallest useful sizes
     build      one folder: config.json, weights, tokenizer, chat template, preprocessor
 
-What differs between real checkpoints differs here too: flat and nested configurations, patches of 14 and
-16 pixels, windowed vision attention, deepstack features, interleaved positions, layers that are recurrences,
+What differs between real checkpoints differs here too: flat and nested configurations, patches of 14 and 16
+pixels, windowed vision attention, deepstack features, interleaved positions, layers that are recurrences,
 mixtures of experts, bounds on a screen's pixels under two names, templates in three files, tensors that no
 class loads. Embeddings have more rows than the vocabulary has tokens, as in the real ones, and the generation
-config sets penalties that no engine may apply. Tests and benchmarks use such folders, and `dart doctor --parity` can be tried on
-one where no real checkpoint is available:
+config sets penalties that no engine may apply. Tests and benchmarks use such folders, and `dart doctor
+--parity` can be tried on one where no real checkpoint is available:
 
     python scripts/small_models.py qwen3_vl runs/models/qwen3
 """

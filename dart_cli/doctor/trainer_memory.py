@@ -9,10 +9,11 @@ block_activations      what a block of the vision tower stores of a patch, if th
 
 The formulas follow `dart_cli/train` with FSDP2 (docs/hardware.md). Trained parameters are the float32
 masters, in shards over the ranks, with float32 gradients and AdamW's two moments. Frozen parameters are whole
-on each rank in `model.dtype`, but for the experts of a mixture under adapters, which are shards. Each layer of the language model, the embedding and the head is a unit that is
-gathered in `model.dtype` and whose gradients are reduced in float32. In float32 on one rank all are plain
-tensors. tests/doctor/test_trainer_memory.py compares the formulas with torch's own count of the
-memory of an update, which needs no data.
+on each rank in `model.dtype`, but for the experts of a mixture under adapters, which are shards. Each layer
+of the language model, the embedding and the head is a unit that is gathered in `model.dtype` and whose
+gradients are reduced in float32. In float32 on one rank all are plain tensors.
+tests/doctor/test_trainer_memory.py compares the formulas with torch's own count of the memory of an update,
+which needs no data.
 
 The peak of an update is in one of these phases, whichever needs most:
 

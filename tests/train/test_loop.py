@@ -120,7 +120,7 @@ async def test_an_acknowledgement_carries_the_metrics_that_are_documented(
     assert len(sent) == 4
     for names in sent:
         assert names <= documented
-        # What a batch may lack: tokens of the present weights, or of others; a look at it; a critic; a teacher; experts.
+        # What a batch may lack: tokens of the present weights, or of others; a look; a critic; a teacher; experts.
         lacked = (
             "parity_",
             "stale_",

@@ -225,9 +225,8 @@ def _spans(text: str) -> list[Span]:
     for begin in reversed(reply_starts(text)):
         first, last = text.find(_BEGIN, begin), text.rfind(_BEGIN, begin)
         end = text.rfind(_END, begin)
-        has_several = (
-            _END in text[first:last]
-        )  # the last tag is another call, or in a text that is typed
+        # The last tag is another call, or in a text that is typed.
+        has_several = _END in text[first:last]
         tags = (first,) if has_several else dict.fromkeys((first, last))
         spans += [(tag + len(_BEGIN), end) for tag in tags if 0 <= tag < end]
     if not spans:
